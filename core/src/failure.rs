@@ -1,0 +1,225 @@
+//! The one form in which a cause travels to a person: what, where, why, and what to do next.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::NodeName;
+use crate::units::ByteCount;
+
+/// What went wrong, as a word that scripts may match on. `as_str` is the word in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// A flag, name or value of the request is wrong.
+    Usage,
+    /// A target, node or group is not in the topology.
+    UnknownTarget,
+    /// No node could be told to be the source.
+    NoSource,
+    /// The coordinator did not answer.
+    NoCoordinator,
+    /// The source path does not exist.
+    SourceMissing,
+    /// The source cannot be read.
+    SourceUnreadable,
+    /// The source is not a regular file.
+    SourceKind,
+    /// The source changed while it was sent.
+    SourceChanged,
+    /// The source's node went away and did not come back.
+    SourceLost,
+    /// Reading the source failed.
+    SourceIo,
+    /// The node's agent is not connected, or its lease ended.
+    Away,
+    /// The administrator drained the node.
+    Drained,
+    /// The root is missing or cannot be written.
+    RootUnusable,
+    /// The destination lies outside every root, or its name is not allowed.
+    OutsideRoot,
+    /// Too little space.
+    NoSpace,
+    /// Over quota.
+    Quota,
+    /// The file system is read-only.
+    ReadOnly,
+    /// Other content stands at the target.
+    Exists,
+    /// The path is of the wrong kind: a directory where a file should be, or the other way round.
+    WrongKind,
+    /// A chunk came with bytes that do not fit its digest.
+    Corrupt,
+    /// The copy's digest is not the expected one.
+    Unexpected,
+    /// Writing or reading the target failed.
+    Io,
+    /// A peer could not be reached, or said nothing in time.
+    Unreachable,
+    /// A peer is not who it should be, or may not do what it asked.
+    Denied,
+    /// Another agent holds the name.
+    NameTaken,
+    /// The peer belongs to another cluster.
+    ForeignCluster,
+    /// The peer speaks no protocol version that we speak.
+    ProtocolVersion,
+    /// A lower epoch or plan version than one already seen.
+    Fenced,
+    /// A newer push took the path over.
+    Superseded,
+    /// Someone cancelled it.
+    Cancelled,
+    /// No job of that id.
+    UnknownJob,
+    /// The configuration or the topology is wrong.
+    Config,
+    /// The state directory is damaged or not what it should be.
+    State,
+    /// A fault of stage itself.
+    Internal,
+}
+
+impl Code {
+    /// The word for JSON and scripts.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Usage => "usage",
+            Self::UnknownTarget => "unknown_target",
+            Self::NoSource => "no_source",
+            Self::NoCoordinator => "no_coordinator",
+            Self::SourceMissing => "source_missing",
+            Self::SourceUnreadable => "source_unreadable",
+            Self::SourceKind => "source_kind",
+            Self::SourceChanged => "source_changed",
+            Self::SourceLost => "source_lost",
+            Self::SourceIo => "source_io",
+            Self::Away => "away",
+            Self::Drained => "drained",
+            Self::RootUnusable => "root_unusable",
+            Self::OutsideRoot => "outside_root",
+            Self::NoSpace => "no_space",
+            Self::Quota => "quota",
+            Self::ReadOnly => "read_only",
+            Self::Exists => "exists",
+            Self::WrongKind => "wrong_kind",
+            Self::Corrupt => "corrupt",
+            Self::Unexpected => "unexpected",
+            Self::Io => "io",
+            Self::Unreachable => "unreachable",
+            Self::Denied => "denied",
+            Self::NameTaken => "name_taken",
+            Self::ForeignCluster => "foreign_cluster",
+            Self::ProtocolVersion => "protocol_version",
+            Self::Fenced => "fenced",
+            Self::Superseded => "superseded",
+            Self::Cancelled => "cancelled",
+            Self::UnknownJob => "unknown_job",
+            Self::Config => "config",
+            Self::State => "state",
+            Self::Internal => "internal",
+        }
+    }
+
+    /// Every code, for conversions and tests.
+    pub const ALL: [Self; 34] = [
+        Self::Usage,
+        Self::UnknownTarget,
+        Self::NoSource,
+        Self::NoCoordinator,
+        Self::SourceMissing,
+        Self::SourceUnreadable,
+        Self::SourceKind,
+        Self::SourceChanged,
+        Self::SourceLost,
+        Self::SourceIo,
+        Self::Away,
+        Self::Drained,
+        Self::RootUnusable,
+        Self::OutsideRoot,
+        Self::NoSpace,
+        Self::Quota,
+        Self::ReadOnly,
+        Self::Exists,
+        Self::WrongKind,
+        Self::Corrupt,
+        Self::Unexpected,
+        Self::Io,
+        Self::Unreachable,
+        Self::Denied,
+        Self::NameTaken,
+        Self::ForeignCluster,
+        Self::ProtocolVersion,
+        Self::Fenced,
+        Self::Superseded,
+        Self::Cancelled,
+        Self::UnknownJob,
+        Self::Config,
+        Self::State,
+        Self::Internal,
+    ];
+
+    /// The code of a word, [`Code::Internal`] for one that this version does not know.
+    pub fn from_word(word: &str) -> Self {
+        Self::ALL.into_iter().find(|code| code.as_str() == word).unwrap_or(Self::Internal)
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A cause, with all that a person needs to act on it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// What, for scripts.
+    pub code: Code,
+    /// Which node, if it happened on one.
+    pub node: Option<NodeName>,
+    /// Which path, as text fit for a terminal.
+    pub path: Option<String>,
+    /// What happened and why: a lower-case fragment.
+    pub message: String,
+    /// What to do next.
+    pub hint: String,
+    /// For [`Code::NoSpace`]: how much is missing.
+    pub short_by: Option<ByteCount>,
+}
+
+impl Failure {
+    /// A failure without place.
+    pub fn new(code: Code, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { code, node: None, path: None, message: message.into(), hint: hint.into(), short_by: None }
+    }
+
+    /// The same, on this node.
+    #[must_use]
+    pub fn on(mut self, node: &NodeName) -> Self {
+        self.node = Some(node.clone());
+        self
+    }
+
+    /// The same, at this path.
+    #[must_use]
+    pub fn at(mut self, path: impl Into<String>) -> Self {
+        self.path = Some(path.into());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_its_own_word() {
+        for code in Code::ALL {
+            assert_eq!(Code::from_word(code.as_str()), code);
+        }
+        assert_eq!(Code::from_word("from a newer version"), Code::Internal);
+    }
+}

@@ -1,0 +1,1 @@
+//! The life of a job, as a state machine without waiting.

@@ -1,0 +1,32 @@
+//! The pure heart of stage: no sockets, no files, no clock, no runtime.
+//!
+//! Everything that the parts of stage must agree on is said here once, in types, and everything that
+//! is decided (which plan, what happens next in a job) is decided here by functions of their arguments:
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`units`] | [`units::ByteCount`], [`units::Rate`] and the text forms of sizes, rates and times |
+//! | [`id`] | names and numbers that tell one thing from another |
+//! | [`chunk`] | a payload laid out as chunks, and sets of them |
+//! | [`digest`] | chunk, file and root digests, and how each is computed |
+//! | [`manifest`] | what a payload is made of |
+//! | [`failure`] | the one form in which a cause travels to a person |
+//! | [`topology`] | the fabric: nodes, switches, links, groups, read from `topology.toml` |
+//! | [`plan`] | who gets the payload from whom, and the forecast |
+//! | [`cost`] | the formulas behind a forecast |
+//! | [`assignment`] | what a node is told to be for a job |
+//! | [`job`] | the life of a job, as a state machine without waiting |
+//!
+//! The walk through the whole system starts in `ARCHITECTURE.md`.
+
+pub mod assignment;
+pub mod chunk;
+pub mod cost;
+pub mod digest;
+pub mod failure;
+pub mod id;
+pub mod job;
+pub mod manifest;
+pub mod plan;
+pub mod topology;
+pub mod units;

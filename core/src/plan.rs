@@ -1,0 +1,270 @@
+//! Who gets the payload from whom, and when it will be there.
+//!
+//! [`plan`] is a function of its arguments: equal input, equal plan.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::NodeName;
+use crate::units::{ByteCount, Rate};
+
+/// What shall be planned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Where the payload is.
+    pub source: NodeName,
+    /// Who shall have it, in the order in which results are shown; no duplicates. The source may be among them
+    /// (a local copy): it is then a leaf child of itself.
+    pub targets: Vec<NodeName>,
+    /// Bytes in the payload.
+    pub size: ByteCount,
+    /// The shape, or `auto`.
+    pub shape: ShapeChoice,
+    /// Streams on each hop, or `None` for auto.
+    pub streams: Option<u16>,
+    /// What each node may send.
+    pub limit: Option<Rate>,
+    /// What the source may read.
+    pub source_limit: Option<Rate>,
+    /// Data travels encrypted.
+    pub encrypted: bool,
+}
+
+/// `--shape`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ShapeChoice {
+    /// The planner chooses.
+    #[default]
+    Auto,
+    /// This one.
+    Fixed(Shape),
+}
+
+/// The form of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Shape {
+    /// The source serves every target.
+    Star,
+    /// Each target serves the next.
+    Chain,
+    /// Each node serves so many (2 unless said).
+    Tree(u16),
+}
+
+/// A text that names no shape.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a shape: use auto, star, chain, tree or tree:K with K from 1 to 64")]
+pub struct ShapeError(String);
+
+impl FromStr for Shape {
+    type Err = ShapeError;
+    fn from_str(text: &str) -> Result<Self, ShapeError> {
+        match text {
+            "star" => Ok(Self::Star),
+            "chain" => Ok(Self::Chain),
+            "tree" => Ok(Self::Tree(2)),
+            _ => text
+                .strip_prefix("tree:")
+                .and_then(|k| k.parse().ok())
+                .filter(|k| (1..=64).contains(k))
+                .map(Self::Tree)
+                .ok_or_else(|| ShapeError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Star => f.pad("star"),
+            Self::Chain => f.pad("chain"),
+            Self::Tree(k) => f.pad(&format!("tree:{k}")),
+        }
+    }
+}
+
+impl FromStr for ShapeChoice {
+    type Err = ShapeError;
+    fn from_str(text: &str) -> Result<Self, ShapeError> {
+        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::Fixed) }
+    }
+}
+
+impl fmt::Display for ShapeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Fixed(shape) => shape.fmt(f),
+        }
+    }
+}
+
+macro_rules! text_form {
+    ($type:ty) => {
+        impl TryFrom<String> for $type {
+            type Error = ShapeError;
+            fn try_from(text: String) -> Result<Self, ShapeError> {
+                text.parse()
+            }
+        }
+        impl From<$type> for String {
+            fn from(shape: $type) -> Self {
+                shape.to_string()
+            }
+        }
+    };
+}
+text_form!(Shape);
+text_form!(ShapeChoice);
+
+/// What is known beside the topology: measurements and what hosts say of themselves.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Facts {
+    /// Of each node.
+    pub nodes: BTreeMap<NodeName, NodeFacts>,
+    /// RTT measured between two nodes, in the order (parent, child).
+    pub rtts: BTreeMap<(NodeName, NodeName), Duration>,
+}
+
+/// What is known of one node.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct NodeFacts {
+    /// Measured disk write rate.
+    pub disk_write: Option<Rate>,
+    /// Measured disk read rate.
+    pub disk_read: Option<Rate>,
+    /// What its kernel lets a TCP connection hold.
+    pub windows: Option<WindowLimits>,
+}
+
+/// How much one TCP connection may hold: the third figures of `tcp_rmem` and `tcp_wmem`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowLimits {
+    /// Receive.
+    pub receive: ByteCount,
+    /// Send.
+    pub send: ByteCount,
+}
+
+impl Default for WindowLimits {
+    /// What Linux has unless told otherwise: 6 MiB and 4 MiB.
+    fn default() -> Self {
+        Self { receive: ByteCount(6 << 20), send: ByteCount(4 << 20) }
+    }
+}
+
+/// The plan: for each target, whom it asks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Its shape.
+    pub shape: Shape,
+    /// Where the payload is.
+    pub source: NodeName,
+    /// One for each target, in the request's order.
+    pub hops: Vec<Hop>,
+    /// The longest way from the source, in hops.
+    pub depth: u16,
+    /// When the last target will have published, from the start of the push.
+    #[serde(with = "seconds")]
+    pub predicted: Duration,
+    /// The time that no plan could beat.
+    #[serde(with = "seconds")]
+    pub bound: Duration,
+    /// Why this one: a sentence for people.
+    pub reason: String,
+}
+
+impl Plan {
+    /// The hop by which this target receives.
+    pub fn hop(&self, child: &NodeName) -> Option<&Hop> {
+        self.hops.iter().find(|hop| hop.child == *child)
+    }
+
+    /// Whom this node serves, in plan order.
+    pub fn children<'a>(&'a self, parent: &'a NodeName) -> impl Iterator<Item = &'a NodeName> + 'a {
+        self.hops.iter().filter(move |hop| hop.parent == *parent).map(|hop| &hop.child)
+    }
+}
+
+/// One parent → child edge of a plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hop {
+    /// Who receives.
+    pub child: NodeName,
+    /// Whom it asks first.
+    pub parent: NodeName,
+    /// Whom it asks when the parent fails: up to three ancestors above the parent, nearest first, then the source;
+    /// none twice, never a descendant. Empty for a child of the source.
+    pub fallbacks: Vec<NodeName>,
+    /// Streams: the number by hand, or the expected one under auto.
+    pub streams: u16,
+    /// With auto: the most that the child may choose.
+    pub streams_cap: u16,
+    /// Hops from the source.
+    pub depth: u16,
+    /// The steady rate expected on this hop.
+    #[serde(with = "bytes_per_second")]
+    pub rate: Rate,
+    /// When this target will have published.
+    #[serde(with = "seconds")]
+    pub finish: Duration,
+    /// What limits this hop, in a few words: "link rack1-core", "disk of n3", "interface of n1".
+    pub limited_by: String,
+}
+
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, out: S) -> Result<S::Ok, S::Error> {
+        out.serialize_f64(time.as_secs_f64())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+        Duration::try_from_secs_f64(f64::deserialize(input)?).map_err(serde::de::Error::custom)
+    }
+}
+
+mod bytes_per_second {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::units::Rate;
+
+    pub(super) fn serialize<S: Serializer>(rate: &Rate, out: S) -> Result<S::Ok, S::Error> {
+        out.serialize_f64(rate.bytes_per_second())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Rate, D::Error> {
+        f64::deserialize(input).map(Rate::from_bytes_per_second)
+    }
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// A node of the request is not in the topology.
+    #[error("{0} is not in the topology")]
+    UnknownNode(NodeName),
+    /// No target at all.
+    #[error("there is no target")]
+    NoTarget,
+    /// A target that no network joins with the source or with any other target.
+    #[error("no network joins {0} with the source")]
+    Unreachable(NodeName),
+}
+
+/// Plans a distribution.
+///
+/// # Errors
+/// [`PlanError`] names the node that stands in the way.
+#[expect(clippy::unimplemented, unused_variables, reason = "being written")]
+pub fn plan(topology: &crate::topology::Topology, request: &Request, facts: &Facts) -> Result<Plan, PlanError> {
+    unimplemented!()
+}
