@@ -88,7 +88,11 @@ pub struct ChunkSet {
 impl ChunkSet {
     /// The empty set for a payload of `count` chunks.
     pub fn empty(count: u32) -> Self {
-        Self { words: vec![0; (count as usize).div_ceil(64)], limit: count, len: 0 }
+        Self {
+            words: vec![0; (count as usize).div_ceil(64)],
+            limit: count,
+            len: 0,
+        }
     }
 
     /// The set of all `count` chunks.
@@ -151,7 +155,11 @@ impl ChunkSet {
             let word = (at / 64) as usize;
             let bit = at % 64;
             let take = (64 - bit).min(end - at);
-            let mask = if take == 64 { u64::MAX } else { ((1 << take) - 1) << bit };
+            let mask = if take == 64 {
+                u64::MAX
+            } else {
+                ((1 << take) - 1) << bit
+            };
             self.len += (mask & !self.words[word]).count_ones();
             self.words[word] |= mask;
             at += take;

@@ -162,7 +162,10 @@ impl Code {
 
     /// The code of a word, [`Code::Internal`] for one that this version does not know.
     pub fn from_word(word: &str) -> Self {
-        Self::ALL.into_iter().find(|code| code.as_str() == word).unwrap_or(Self::Internal)
+        Self::ALL
+            .into_iter()
+            .find(|code| code.as_str() == word)
+            .unwrap_or(Self::Internal)
     }
 }
 
@@ -193,7 +196,14 @@ pub struct Failure {
 impl Failure {
     /// A failure without place.
     pub fn new(code: Code, message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { code, node: None, path: None, message: message.into(), hint: hint.into(), short_by: None }
+        Self {
+            code,
+            node: None,
+            path: None,
+            message: message.into(),
+            hint: hint.into(),
+            short_by: None,
+        }
     }
 
     /// The same, on this node.

@@ -12,7 +12,9 @@ use uuid::Uuid;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
     /// The text breaks the rule for names.
-    #[error("{text:?} is not a {what} name: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit")]
+    #[error(
+        "{text:?} is not a {what} name: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit"
+    )]
     Name {
         /// Which kind of name was wanted.
         what: &'static str,
@@ -33,7 +35,9 @@ fn is_name(text: &str) -> bool {
     let bytes = text.as_bytes();
     (1..=63).contains(&bytes.len())
         && bytes[0].is_ascii_alphanumeric()
-        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 macro_rules! name {

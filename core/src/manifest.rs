@@ -63,9 +63,20 @@ impl Manifest {
     pub fn single_file(size: ByteCount, mode: u32, mtime: (i64, u32)) -> Self {
         let extents = match size.0 {
             0 => Vec::new(),
-            len => vec![Extent { in_file: 0, in_payload: 0, len }],
+            len => vec![Extent {
+                in_file: 0,
+                in_payload: 0,
+                len,
+            }],
         };
-        Self { entries: vec![Entry { path: Vec::new(), mode: mode & 0o777, mtime, kind: Kind::File { size, extents } }] }
+        Self {
+            entries: vec![Entry {
+                path: Vec::new(),
+                mode: mode & 0o777,
+                mtime,
+                kind: Kind::File { size, extents },
+            }],
+        }
     }
 
     /// Bytes in the payload's sequence.
@@ -127,18 +138,30 @@ impl Manifest {
             let mut extents: Vec<Extent> = Vec::new();
             let mut end = 0;
             for _ in 0..input.u32()? {
-                let extent = Extent { in_file: input.u64()?, in_payload: input.u64()?, len: input.u64()? };
+                let extent = Extent {
+                    in_file: input.u64()?,
+                    in_payload: input.u64()?,
+                    len: input.u64()?,
+                };
                 let ends = extent.in_file.checked_add(extent.len).filter(|e| *e <= size.0);
                 let fits = extent.len > 0
                     && extent.in_file >= end
-                    && extent.in_payload.checked_add(extent.len).is_some_and(|e| e <= crate::chunk::MAX_PAYLOAD.0);
+                    && extent
+                        .in_payload
+                        .checked_add(extent.len)
+                        .is_some_and(|e| e <= crate::chunk::MAX_PAYLOAD.0);
                 match ends {
                     Some(ends) if fits => end = ends,
                     _ => return Err(ManifestError("an extent lies outside its file")),
                 }
                 extents.push(extent);
             }
-            entries.push(Entry { path, mode, mtime, kind: Kind::File { size, extents } });
+            entries.push(Entry {
+                path,
+                mode,
+                mtime,
+                kind: Kind::File { size, extents },
+            });
         }
         if !input.0.is_empty() {
             return Err(ManifestError("bytes follow its end"));
@@ -156,17 +179,24 @@ struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], ManifestError> {
-        let (head, tail) = self.0.split_at_checked(len).ok_or(ManifestError("it ends too early"))?;
+        let (head, tail) = self
+            .0
+            .split_at_checked(len)
+            .ok_or(ManifestError("it ends too early"))?;
         self.0 = tail;
         Ok(head)
     }
 
     fn u32(&mut self) -> Result<u32, ManifestError> {
-        Ok(u32::from_le_bytes(self.take(4)?.try_into().expect("four bytes were taken")))
+        Ok(u32::from_le_bytes(
+            self.take(4)?.try_into().expect("four bytes were taken"),
+        ))
     }
 
     fn u64(&mut self) -> Result<u64, ManifestError> {
-        Ok(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes were taken")))
+        Ok(u64::from_le_bytes(
+            self.take(8)?.try_into().expect("eight bytes were taken"),
+        ))
     }
 }
 
@@ -182,7 +212,10 @@ mod tests {
         assert_eq!(manifest.entries[0].mode, 0o755);
         assert_eq!(manifest.payload_size(), ByteCount(5));
         assert_eq!(Manifest::decode(&manifest.encode()).unwrap(), manifest);
-        assert_eq!(Manifest::single_file(ByteCount(0), 0o600, (0, 0)).payload_size(), ByteCount(0));
+        assert_eq!(
+            Manifest::single_file(ByteCount(0), 0o600, (0, 0)).payload_size(),
+            ByteCount(0)
+        );
     }
 
     proptest! {

@@ -92,7 +92,11 @@ impl fmt::Display for Shape {
 impl FromStr for ShapeChoice {
     type Err = ShapeError;
     fn from_str(text: &str) -> Result<Self, ShapeError> {
-        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::Fixed) }
+        if text == "auto" {
+            Ok(Self::Auto)
+        } else {
+            text.parse().map(Self::Fixed)
+        }
     }
 }
 
@@ -155,7 +159,10 @@ pub struct WindowLimits {
 impl Default for WindowLimits {
     /// What Linux has unless told otherwise: 6 MiB and 4 MiB.
     fn default() -> Self {
-        Self { receive: ByteCount(6 << 20), send: ByteCount(4 << 20) }
+        Self {
+            receive: ByteCount(6 << 20),
+            send: ByteCount(4 << 20),
+        }
     }
 }
 
@@ -188,7 +195,10 @@ impl Plan {
 
     /// Whom this node serves, in plan order.
     pub fn children<'a>(&'a self, parent: &'a NodeName) -> impl Iterator<Item = &'a NodeName> + 'a {
-        self.hops.iter().filter(move |hop| hop.parent == *parent).map(|hop| &hop.child)
+        self.hops
+            .iter()
+            .filter(move |hop| hop.parent == *parent)
+            .map(|hop| &hop.child)
     }
 }
 
@@ -265,6 +275,10 @@ pub enum PlanError {
 /// # Errors
 /// [`PlanError`] names the node that stands in the way.
 #[expect(clippy::unimplemented, unused_variables, reason = "being written")]
-pub fn plan(topology: &crate::topology::Topology, request: &Request, facts: &Facts) -> Result<Plan, PlanError> {
+pub fn plan(
+    topology: &crate::topology::Topology,
+    request: &Request,
+    facts: &Facts,
+) -> Result<Plan, PlanError> {
     unimplemented!()
 }

@@ -144,7 +144,11 @@ impl Topology {
     ///
     /// # Errors
     /// An unknown name, a malformed hostlist, a command group without answer, or no node left.
-    pub fn select(&self, targets: &str, commands: &BTreeMap<String, Vec<NodeName>>) -> Result<Vec<NodeName>, SelectError> {
+    pub fn select(
+        &self,
+        targets: &str,
+        commands: &BTreeMap<String, Vec<NodeName>>,
+    ) -> Result<Vec<NodeName>, SelectError> {
         unimplemented!()
     }
 }

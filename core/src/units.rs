@@ -23,8 +23,12 @@ pub enum UnitError {
 /// Splits "1.5 GiB" into 1.5 and "GiB".
 fn split<'a>(text: &'a str, example: &'static str) -> Result<(f64, &'a str), UnitError> {
     let text = text.trim();
-    let at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let number: f64 = text[..at].parse().map_err(|_| UnitError::NoNumber(text.to_owned(), example))?;
+    let at = text
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(text.len());
+    let number: f64 = text[..at]
+        .parse()
+        .map_err(|_| UnitError::NoNumber(text.to_owned(), example))?;
     let unit = text[at..].trim_start();
     if unit.is_empty() {
         return Err(UnitError::NoUnit(text.to_owned(), example));
@@ -105,7 +109,11 @@ impl fmt::Display for ByteCount {
             value /= 1024.0;
             unit = larger;
         }
-        f.pad(&if unit == "B" { format!("{} B", self.0) } else { format!("{value:.2} {unit}") })
+        f.pad(&if unit == "B" {
+            format!("{} B", self.0)
+        } else {
+            format!("{value:.2} {unit}")
+        })
     }
 }
 
@@ -120,13 +128,19 @@ impl Rate {
     const EXAMPLE: &'static str = "10 Gbit/s";
 
     /// No data at all.
-    pub const ZERO: Self = Self { bytes_per_second: 0.0 };
+    pub const ZERO: Self = Self {
+        bytes_per_second: 0.0,
+    };
     /// No limit: what is not known to be limited.
-    pub const UNLIMITED: Self = Self { bytes_per_second: f64::INFINITY };
+    pub const UNLIMITED: Self = Self {
+        bytes_per_second: f64::INFINITY,
+    };
 
     /// A rate of so many bytes a second.
     pub fn from_bytes_per_second(bytes_per_second: f64) -> Self {
-        Self { bytes_per_second: bytes_per_second.max(0.0) }
+        Self {
+            bytes_per_second: bytes_per_second.max(0.0),
+        }
     }
 
     /// A rate of so many bits a second.
@@ -136,7 +150,11 @@ impl Rate {
 
     /// The mean rate of `bytes` in `time`; [`Rate::ZERO`] for no time.
     pub fn of(bytes: ByteCount, time: Duration) -> Self {
-        if time.is_zero() { Self::ZERO } else { Self::from_bytes_per_second(bytes.0 as f64 / time.as_secs_f64()) }
+        if time.is_zero() {
+            Self::ZERO
+        } else {
+            Self::from_bytes_per_second(bytes.0 as f64 / time.as_secs_f64())
+        }
     }
 
     /// Bytes a second.
@@ -152,7 +170,9 @@ impl Rate {
     /// The smaller of both.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
-        Self { bytes_per_second: self.bytes_per_second.min(other.bytes_per_second) }
+        Self {
+            bytes_per_second: self.bytes_per_second.min(other.bytes_per_second),
+        }
     }
 
     /// This rate times a factor.
@@ -163,12 +183,18 @@ impl Rate {
 
     /// The rate in bytes, as disks are rated: "117.19 MB/s".
     pub fn in_bytes(self) -> impl fmt::Display {
-        Decimal { value: self.bytes_per_second, units: ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"] }
+        Decimal {
+            value: self.bytes_per_second,
+            units: ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"],
+        }
     }
 
     /// The rate in bits, as links are rated: "10 Gbit/s".
     pub fn in_bits(self) -> impl fmt::Display {
-        Decimal { value: self.bits_per_second(), units: ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"] }
+        Decimal {
+            value: self.bits_per_second(),
+            units: ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"],
+        }
     }
 }
 
@@ -192,7 +218,13 @@ impl fmt::Display for Decimal {
             unit = larger;
         }
         // Three significant digits: what a measured rate is worth.
-        let digits = if value >= 100.0 || unit == self.units[0] { 0 } else if value >= 10.0 { 1 } else { 2 };
+        let digits = if value >= 100.0 || unit == self.units[0] {
+            0
+        } else if value >= 10.0 {
+            1
+        } else {
+            2
+        };
         f.pad(&format!("{value:.digits$} {unit}"))
     }
 }
@@ -301,7 +333,11 @@ impl<'de> Deserialize<'de> for ByteCount {
                 Ok(ByteCount(bytes))
             }
         }
-        if input.is_human_readable() { input.deserialize_str(Either) } else { input.deserialize_u64(Either) }
+        if input.is_human_readable() {
+            input.deserialize_str(Either)
+        } else {
+            input.deserialize_u64(Either)
+        }
     }
 }
 
@@ -311,10 +347,25 @@ mod tests {
 
     #[test]
     fn sizes_read_and_show() {
-        for (text, bytes) in [("64 MiB", 64 << 20), ("1.5GiB", 3 << 29), ("0 B", 0), ("5G", 5 << 30), ("1 kB", 1000)] {
+        for (text, bytes) in [
+            ("64 MiB", 64 << 20),
+            ("1.5GiB", 3 << 29),
+            ("0 B", 0),
+            ("5G", 5 << 30),
+            ("1 kB", 1000),
+        ] {
             assert_eq!(text.parse::<ByteCount>().unwrap(), ByteCount(bytes), "{text}");
         }
-        for bad in ["", "64", "MiB", "-1 MiB", "1 MiBs", "1e99 GB", "99999999 PB", "NaN GB"] {
+        for bad in [
+            "",
+            "64",
+            "MiB",
+            "-1 MiB",
+            "1 MiBs",
+            "1e99 GB",
+            "99999999 PB",
+            "NaN GB",
+        ] {
             assert!(bad.parse::<ByteCount>().is_err(), "{bad:?}");
         }
         assert_eq!(ByteCount(0).to_string(), "0 B");
@@ -329,7 +380,10 @@ mod tests {
         assert_eq!("1.25 GB/s".parse::<Rate>().unwrap(), ten);
         assert_eq!(ten.in_bits().to_string(), "10.0 Gbit/s");
         assert_eq!(ten.in_bytes().to_string(), "1.25 GB/s");
-        assert_eq!("100 MiB/s".parse::<Rate>().unwrap().bytes_per_second(), 104857600.0);
+        assert_eq!(
+            "100 MiB/s".parse::<Rate>().unwrap().bytes_per_second(),
+            104857600.0
+        );
         for bad in ["10", "10 Gbit", "10 parsec/s", "Gbit/s"] {
             assert!(bad.parse::<Rate>().is_err(), "{bad:?}");
         }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use stage_core::assignment::{
-    Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport, SourceSpec,
-    StreamChoice, TargetSpec,
+    Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
+    SourceSpec, StreamChoice, TargetSpec,
 };
 use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
 use stage_core::failure::{Code, Failure};
@@ -26,7 +26,10 @@ pub struct WireError {
 }
 
 fn fault(field: &'static str, why: impl ToString) -> WireError {
-    WireError { field, why: why.to_string() }
+    WireError {
+        field,
+        why: why.to_string(),
+    }
 }
 
 /// Reads a text field by its type.
@@ -34,7 +37,8 @@ fn fault(field: &'static str, why: impl ToString) -> WireError {
 /// # Errors
 /// [`WireError`] names the field.
 pub fn parse<T: std::str::FromStr<Err: ToString>>(field: &'static str, text: &str) -> Result<T, WireError> {
-    text.parse().map_err(|error: T::Err| fault(field, error.to_string()))
+    text.parse()
+        .map_err(|error: T::Err| fault(field, error.to_string()))
 }
 
 fn required<T>(field: &'static str, value: Option<T>) -> Result<T, WireError> {
@@ -42,7 +46,9 @@ fn required<T>(field: &'static str, value: Option<T>) -> Result<T, WireError> {
 }
 
 fn array<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], WireError> {
-    bytes.try_into().map_err(|_| fault(field, format!("has {} bytes and not {N}", bytes.len())))
+    bytes
+        .try_into()
+        .map_err(|_| fault(field, format!("has {} bytes and not {N}", bytes.len())))
 }
 
 fn seconds(field: &'static str, value: f64) -> Result<Duration, WireError> {
@@ -94,13 +100,19 @@ impl From<&v1::Failure> for Failure {
 
 impl From<WindowLimits> for v1::WindowLimits {
     fn from(limits: WindowLimits) -> Self {
-        Self { receive_bytes: limits.receive.0, send_bytes: limits.send.0 }
+        Self {
+            receive_bytes: limits.receive.0,
+            send_bytes: limits.send.0,
+        }
     }
 }
 
 impl From<&v1::WindowLimits> for WindowLimits {
     fn from(wire: &v1::WindowLimits) -> Self {
-        Self { receive: ByteCount(wire.receive_bytes), send: ByteCount(wire.send_bytes) }
+        Self {
+            receive: ByteCount(wire.receive_bytes),
+            send: ByteCount(wire.send_bytes),
+        }
     }
 }
 
@@ -163,7 +175,11 @@ impl TryFrom<&v1::Plan> for Plan {
         Ok(Self {
             shape: parse("plan.shape", &wire.shape)?,
             source: parse("plan.source", &wire.source)?,
-            hops: wire.hops.iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            hops: wire
+                .hops
+                .iter()
+                .map(TryInto::try_into)
+                .collect::<Result<_, _>>()?,
             depth: streams16("plan.depth", wire.depth)?,
             predicted: seconds("plan.predicted_seconds", wire.predicted_seconds)?,
             bound: seconds("plan.bound_seconds", wire.bound_seconds)?,
@@ -178,7 +194,11 @@ impl TryFrom<&v1::Hop> for Hop {
         Ok(Self {
             child: parse("hop.child", &wire.child)?,
             parent: parse("hop.parent", &wire.parent)?,
-            fallbacks: wire.fallbacks.iter().map(|n| parse("hop.fallbacks", n)).collect::<Result<_, _>>()?,
+            fallbacks: wire
+                .fallbacks
+                .iter()
+                .map(|n| parse("hop.fallbacks", n))
+                .collect::<Result<_, _>>()?,
             streams: streams16("hop.streams", wire.streams)?,
             streams_cap: streams16("hop.streams_cap", wire.streams_cap)?,
             depth: streams16("hop.depth", wire.depth)?,
@@ -191,7 +211,10 @@ impl TryFrom<&v1::Hop> for Hop {
 
 impl From<&SourceSpec> for v1::SourceSpec {
     fn from(spec: &SourceSpec) -> Self {
-        Self { path: spec.path.clone(), limit_bytes_per_second: limit_out(spec.limit) }
+        Self {
+            path: spec.path.clone(),
+            limit_bytes_per_second: limit_out(spec.limit),
+        }
     }
 }
 
@@ -201,19 +224,30 @@ impl TryFrom<&v1::SourceSpec> for SourceSpec {
         if wire.path.first() != Some(&b'/') {
             return Err(fault("source.path", "is not absolute"));
         }
-        Ok(Self { path: wire.path.clone(), limit: limit(wire.limit_bytes_per_second) })
+        Ok(Self {
+            path: wire.path.clone(),
+            limit: limit(wire.limit_bytes_per_second),
+        })
     }
 }
 
 impl From<&TargetSpec> for v1::TargetSpec {
     fn from(spec: &TargetSpec) -> Self {
         let (root, dir, absolute) = match &spec.place {
-            Place::Root { root, dir } => {
-                (root.as_ref().map(ToString::to_string).unwrap_or_default(), dir.clone(), false)
-            }
+            Place::Root { root, dir } => (
+                root.as_ref().map(ToString::to_string).unwrap_or_default(),
+                dir.clone(),
+                false,
+            ),
             Place::Absolute(dir) => (String::new(), dir.clone(), true),
         };
-        Self { root, dir, absolute, name: spec.name.clone(), if_exists: v1::IfExists::from(spec.if_exists).into() }
+        Self {
+            root,
+            dir,
+            absolute,
+            name: spec.name.clone(),
+            if_exists: v1::IfExists::from(spec.if_exists).into(),
+        }
     }
 }
 
@@ -223,16 +257,30 @@ impl TryFrom<&v1::TargetSpec> for TargetSpec {
         let place = if wire.absolute {
             Place::Absolute(wire.dir.clone())
         } else {
-            let root = if wire.root.is_empty() { None } else { Some(parse("target.root", &wire.root)?) };
-            Place::Root { root, dir: wire.dir.clone() }
+            let root = if wire.root.is_empty() {
+                None
+            } else {
+                Some(parse("target.root", &wire.root)?)
+            };
+            Place::Root {
+                root,
+                dir: wire.dir.clone(),
+            }
         };
-        Ok(Self { place, name: wire.name.clone(), if_exists: if_exists(wire.if_exists)? })
+        Ok(Self {
+            place,
+            name: wire.name.clone(),
+            if_exists: if_exists(wire.if_exists)?,
+        })
     }
 }
 
 impl From<&Peer> for v1::Peer {
     fn from(peer: &Peer) -> Self {
-        Self { node: peer.node.to_string(), addresses: peer.addresses.iter().map(ToString::to_string).collect() }
+        Self {
+            node: peer.node.to_string(),
+            addresses: peer.addresses.iter().map(ToString::to_string).collect(),
+        }
     }
 }
 
@@ -241,21 +289,31 @@ impl TryFrom<&v1::Peer> for Peer {
     fn try_from(wire: &v1::Peer) -> Result<Self, WireError> {
         Ok(Self {
             node: parse("peer.node", &wire.node)?,
-            addresses: wire.addresses.iter().map(|a| parse("peer.addresses", a)).collect::<Result<_, _>>()?,
+            addresses: wire
+                .addresses
+                .iter()
+                .map(|a| parse("peer.addresses", a))
+                .collect::<Result<_, _>>()?,
         })
     }
 }
 
 impl From<&Final> for v1::Final {
     fn from(fin: &Final) -> Self {
-        Self { root: fin.root.0.to_vec(), chunks: fin.chunks }
+        Self {
+            root: fin.root.0.to_vec(),
+            chunks: fin.chunks,
+        }
     }
 }
 
 impl TryFrom<&v1::Final> for Final {
     type Error = WireError;
     fn try_from(wire: &v1::Final) -> Result<Self, WireError> {
-        Ok(Self { root: RootDigest(array("final.root", &wire.root)?), chunks: wire.chunks })
+        Ok(Self {
+            root: RootDigest(array("final.root", &wire.root)?),
+            chunks: wire.chunks,
+        })
     }
 }
 
@@ -302,12 +360,22 @@ impl TryFrom<&v1::Run> for Run {
             manifest: manifest(&wire.manifest)?,
             source: wire.source.as_ref().map(TryInto::try_into).transpose()?,
             target: wire.target.as_ref().map(TryInto::try_into).transpose()?,
-            parents: wire.parents.iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            parents: wire
+                .parents
+                .iter()
+                .map(TryInto::try_into)
+                .collect::<Result<_, _>>()?,
             streams: match wire.streams {
-                0 => StreamChoice::Auto { cap: bounded("run.streams_cap", wire.streams_cap)? },
+                0 => StreamChoice::Auto {
+                    cap: bounded("run.streams_cap", wire.streams_cap)?,
+                },
                 fixed => StreamChoice::Fixed(bounded("run.streams", fixed)?),
             },
-            children: wire.children.iter().map(|n| parse("run.children", n)).collect::<Result<_, _>>()?,
+            children: wire
+                .children
+                .iter()
+                .map(|n| parse("run.children", n))
+                .collect::<Result<_, _>>()?,
             limit: limit(wire.limit_bytes_per_second),
             fin: wire.r#final.as_ref().map(TryInto::try_into).transpose()?,
         })
@@ -323,9 +391,10 @@ impl From<&Assignment> for v1::Assignment {
             version: assignment.version.0,
             order: Some(match &assignment.order {
                 Order::PrepareSource(source) => Wire::PrepareSource(source.into()),
-                Order::PrepareTarget { target, manifest } => {
-                    Wire::PrepareTarget(v1::PrepareTarget { target: Some(target.into()), manifest: manifest.encode() })
-                }
+                Order::PrepareTarget { target, manifest } => Wire::PrepareTarget(v1::PrepareTarget {
+                    target: Some(target.into()),
+                    manifest: manifest.encode(),
+                }),
                 Order::Run(run) => Wire::Run(run.into()),
                 Order::Release => Wire::Release(v1::Release {}),
                 Order::Cancel => Wire::Cancel(v1::CancelJob {}),
@@ -360,9 +429,10 @@ impl From<&Prepared> for v1::prepared::Answer {
     fn from(prepared: &Prepared) -> Self {
         match prepared {
             Prepared::Source { manifest } => Self::Manifest(manifest.encode()),
-            Prepared::Ready { path, candidate } => {
-                Self::Ready(v1::Ready { path: path.clone(), candidate: *candidate })
-            }
+            Prepared::Ready { path, candidate } => Self::Ready(v1::Ready {
+                path: path.clone(),
+                candidate: *candidate,
+            }),
             Prepared::Skipped { path } => Self::Skipped(v1::Skipped { path: path.clone() }),
             Prepared::Unfit(failure) => Self::Unfit(failure.into()),
         }
@@ -374,9 +444,16 @@ impl TryFrom<&v1::Prepared> for Prepared {
     fn try_from(wire: &v1::Prepared) -> Result<Self, WireError> {
         use v1::prepared::Answer;
         Ok(match required("prepared.answer", wire.answer.as_ref())? {
-            Answer::Manifest(bytes) => Self::Source { manifest: manifest(bytes)? },
-            Answer::Ready(ready) => Self::Ready { path: ready.path.clone(), candidate: ready.candidate },
-            Answer::Skipped(skipped) => Self::Skipped { path: skipped.path.clone() },
+            Answer::Manifest(bytes) => Self::Source {
+                manifest: manifest(bytes)?,
+            },
+            Answer::Ready(ready) => Self::Ready {
+                path: ready.path.clone(),
+                candidate: ready.candidate,
+            },
+            Answer::Skipped(skipped) => Self::Skipped {
+                path: skipped.path.clone(),
+            },
             Answer::Unfit(failure) => Self::Unfit(failure.into()),
         })
     }
@@ -407,7 +484,12 @@ impl TryFrom<&v1::SourceReport> for SourceReport {
 impl From<&Outcome> for v1::outcome::Outcome {
     fn from(outcome: &Outcome) -> Self {
         match outcome {
-            Outcome::Published { path, already, bytes_received, took } => Self::Published(v1::Published {
+            Outcome::Published {
+                path,
+                already,
+                bytes_received,
+                took,
+            } => Self::Published(v1::Published {
                 path: path.clone(),
                 already: *already,
                 bytes_received: *bytes_received,
@@ -448,7 +530,11 @@ impl v1::JobProgress {
             sha256_bytes: progress.sha256_bytes,
             disk_bytes: progress.disk_bytes,
             disk_seconds: progress.disk_time.as_secs_f64(),
-            parent: progress.parent.as_ref().map(ToString::to_string).unwrap_or_default(),
+            parent: progress
+                .parent
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
             streams: progress.streams.into(),
             rtt_seconds: progress.rtt.unwrap_or_default().as_secs_f64(),
             children: progress.children.into(),
@@ -459,8 +545,11 @@ impl v1::JobProgress {
 impl TryFrom<&v1::JobProgress> for Progress {
     type Error = WireError;
     fn try_from(wire: &v1::JobProgress) -> Result<Self, WireError> {
-        let parent: Option<NodeName> =
-            if wire.parent.is_empty() { None } else { Some(parse("progress.parent", &wire.parent)?) };
+        let parent: Option<NodeName> = if wire.parent.is_empty() {
+            None
+        } else {
+            Some(parse("progress.parent", &wire.parent)?)
+        };
         let rtt = seconds("progress.rtt_seconds", wire.rtt_seconds)?;
         Ok(Self {
             chunks: wire.chunks,
@@ -490,17 +579,29 @@ mod tests {
             key: JobKey([3; 32]),
             hash: ChunkHash::Blake3,
             manifest: Manifest::single_file(ByteCount(77), 0o644, (5, 6)),
-            source: Some(SourceSpec { path: b"/data/genome.db".to_vec(), limit: Some(Rate::from_bytes_per_second(1e6)) }),
+            source: Some(SourceSpec {
+                path: b"/data/genome.db".to_vec(),
+                limit: Some(Rate::from_bytes_per_second(1e6)),
+            }),
             target: Some(TargetSpec {
-                place: Place::Root { root: Some("scratch".parse().unwrap()), dir: b"db".to_vec() },
+                place: Place::Root {
+                    root: Some("scratch".parse().unwrap()),
+                    dir: b"db".to_vec(),
+                },
                 name: b"genome.db".to_vec(),
                 if_exists: IfExists::Replace,
             }),
-            parents: vec![Peer { node: "n0".parse().unwrap(), addresses: vec!["[::1]:7701".parse().unwrap()] }],
+            parents: vec![Peer {
+                node: "n0".parse().unwrap(),
+                addresses: vec!["[::1]:7701".parse().unwrap()],
+            }],
             streams: StreamChoice::Auto { cap: 8 },
             children: vec!["n2".parse().unwrap()],
             limit: None,
-            fin: Some(Final { root: RootDigest([9; 32]), chunks: 1 }),
+            fin: Some(Final {
+                root: RootDigest([9; 32]),
+                chunks: 1,
+            }),
         }
     }
 
@@ -508,16 +609,32 @@ mod tests {
     fn assignments_survive_the_wire() {
         let orders = [
             Order::PrepareSource(run().source.unwrap()),
-            Order::PrepareTarget { target: run().target.unwrap(), manifest: run().manifest },
+            Order::PrepareTarget {
+                target: run().target.unwrap(),
+                manifest: run().manifest,
+            },
             Order::Run(run()),
-            Order::Run(Run { streams: StreamChoice::Fixed(4), source: None, target: None, fin: None, ..run() }),
+            Order::Run(Run {
+                streams: StreamChoice::Fixed(4),
+                source: None,
+                target: None,
+                fin: None,
+                ..run()
+            }),
             Order::Release,
             Order::Cancel,
         ];
         for order in orders {
-            let assignment =
-                Assignment { job: JobId::from_random([1; 16]), epoch: Epoch(4), version: PlanVersion(2), order };
-            assert_eq!(Assignment::try_from(&v1::Assignment::from(&assignment)).unwrap(), assignment);
+            let assignment = Assignment {
+                job: JobId::from_random([1; 16]),
+                epoch: Epoch(4),
+                version: PlanVersion(2),
+                order,
+            };
+            assert_eq!(
+                Assignment::try_from(&v1::Assignment::from(&assignment)).unwrap(),
+                assignment
+            );
         }
     }
 
@@ -533,14 +650,25 @@ mod tests {
         assert_eq!(assignment(|run| run.key.truncate(31)), "run.key");
         assert_eq!(assignment(|run| run.hash = 0), "run.hash");
         assert_eq!(assignment(|run| run.manifest.clear()), "manifest");
-        assert_eq!(assignment(|run| run.source.as_mut().unwrap().path = b"x".to_vec()), "source.path");
-        assert_eq!(assignment(|run| run.target.as_mut().unwrap().if_exists = 0), "if_exists");
+        assert_eq!(
+            assignment(|run| run.source.as_mut().unwrap().path = b"x".to_vec()),
+            "source.path"
+        );
+        assert_eq!(
+            assignment(|run| run.target.as_mut().unwrap().if_exists = 0),
+            "if_exists"
+        );
     }
 
     #[test]
     fn reports_survive_the_wire() {
-        let failure = Failure::new(Code::NoSpace, "short", "free some").on(&"n1".parse().unwrap()).at("/scratch/x");
-        let failure = Failure { short_by: Some(ByteCount(9)), ..failure };
+        let failure = Failure::new(Code::NoSpace, "short", "free some")
+            .on(&"n1".parse().unwrap())
+            .at("/scratch/x");
+        let failure = Failure {
+            short_by: Some(ByteCount(9)),
+            ..failure
+        };
         for outcome in [
             Outcome::Published {
                 path: "/scratch/x".to_owned(),
@@ -551,16 +679,30 @@ mod tests {
             Outcome::Unfit(failure.clone()),
             Outcome::Failed(failure.clone()),
         ] {
-            let wire = v1::Outcome { job: String::new(), outcome: Some((&outcome).into()) };
+            let wire = v1::Outcome {
+                job: String::new(),
+                outcome: Some((&outcome).into()),
+            };
             assert_eq!(Outcome::try_from(&wire).unwrap(), outcome);
         }
         for prepared in [
-            Prepared::Source { manifest: run().manifest },
-            Prepared::Ready { path: "/scratch/x".to_owned(), candidate: true },
-            Prepared::Skipped { path: "/scratch/x".to_owned() },
+            Prepared::Source {
+                manifest: run().manifest,
+            },
+            Prepared::Ready {
+                path: "/scratch/x".to_owned(),
+                candidate: true,
+            },
+            Prepared::Skipped {
+                path: "/scratch/x".to_owned(),
+            },
             Prepared::Unfit(failure.clone()),
         ] {
-            let wire = v1::Prepared { job: String::new(), version: 0, answer: Some((&prepared).into()) };
+            let wire = v1::Prepared {
+                job: String::new(),
+                version: 0,
+                answer: Some((&prepared).into()),
+            };
             assert_eq!(Prepared::try_from(&wire).unwrap(), prepared);
         }
         for report in [
@@ -568,7 +710,10 @@ mod tests {
             SourceReport::Sha256(FileDigest([8; 32])),
             SourceReport::Failed(failure),
         ] {
-            let wire = v1::SourceReport { job: String::new(), report: Some((&report).into()) };
+            let wire = v1::SourceReport {
+                job: String::new(),
+                report: Some((&report).into()),
+            };
             assert_eq!(SourceReport::try_from(&wire).unwrap(), report);
         }
         let progress = Progress {

@@ -4,7 +4,14 @@
 //! works with are the types of `stage-core`, made in [`convert`].
 
 /// Messages and services as generated.
-#[allow(missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic, reason = "generated")]
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated"
+)]
 pub mod v1 {
     tonic::include_proto!("stage.v1");
 }

@@ -23,8 +23,9 @@ pub fn hello() -> v1::Hello {
 /// # Errors
 /// A [`Code::ProtocolVersion`] failure that names both ranges: the typed refusal, never a decode error.
 pub fn agree(theirs: Option<&v1::Hello>) -> Result<u32, Failure> {
-    let (min, max, version) =
-        theirs.map_or((0, 0, "unknown"), |hello| (hello.protocol_min, hello.protocol_max, hello.version.as_str()));
+    let (min, max, version) = theirs.map_or((0, 0, "unknown"), |hello| {
+        (hello.protocol_min, hello.protocol_max, hello.version.as_str())
+    });
     let chosen = max.min(PROTOCOL_MAX);
     if min <= max && chosen >= min.max(PROTOCOL_MIN) && chosen > 0 {
         return Ok(chosen);
@@ -44,7 +45,11 @@ mod tests {
     use super::*;
 
     fn range(protocol_min: u32, protocol_max: u32) -> v1::Hello {
-        v1::Hello { protocol_min, protocol_max, ..v1::Hello::default() }
+        v1::Hello {
+            protocol_min,
+            protocol_max,
+            ..v1::Hello::default()
+        }
     }
 
     #[test]
@@ -56,7 +61,11 @@ mod tests {
     #[test]
     fn ranges_that_do_not_meet_are_a_typed_refusal() {
         for theirs in [None, Some(range(0, 0)), Some(range(7, 9)), Some(range(3, 1))] {
-            assert_eq!(agree(theirs.as_ref()).unwrap_err().code, Code::ProtocolVersion, "{theirs:?}");
+            assert_eq!(
+                agree(theirs.as_ref()).unwrap_err().code,
+                Code::ProtocolVersion,
+                "{theirs:?}"
+            );
         }
     }
 }
