@@ -163,7 +163,6 @@ pub struct BlockingConn {
     stream: BlockingStream,
 }
 
-#[expect(clippy::large_enum_variant, reason = "one per thread, on its stack")]
 enum BlockingStream {
     Plain(StdTcpStream),
     Client(StreamOwned<ClientConnection, Buffered>),

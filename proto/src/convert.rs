@@ -52,7 +52,7 @@ fn array<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], W
 }
 
 fn seconds(field: &'static str, value: f64) -> Result<Duration, WireError> {
-    Duration::try_from_secs_f64(value).map_err(|error| fault(field, error))
+    Duration::try_from_secs_f64(value).map_err(|error| fault(field, error.to_string()))
 }
 
 fn limit(bytes_per_second: u64) -> Option<Rate> {
@@ -64,11 +64,11 @@ fn limit_out(limit: Option<Rate>) -> u64 {
 }
 
 fn manifest(bytes: &[u8]) -> Result<Manifest, WireError> {
-    Manifest::decode(bytes).map_err(|error| fault("manifest", error))
+    Manifest::decode(bytes).map_err(|error| fault("manifest", error.to_string()))
 }
 
 fn streams16(field: &'static str, value: u32) -> Result<u16, WireError> {
-    u16::try_from(value).map_err(|error| fault(field, error))
+    u16::try_from(value).map_err(|error| fault(field, error.to_string()))
 }
 
 impl From<&Failure> for v1::Failure {

@@ -1,1 +1,26 @@
-//! (placeholder)
+//! The data plane: how a payload's chunks get from node to node, checked, onto disk and under their name.
+//!
+//! ```text
+//!   source file ── Source ──► Store ──► Serving ══ streams ══► Inbound ──► Store ──► Serving ══► …
+//!                 reads once,  have-set,  one queue   k TCP     checks each   partial    next hop
+//!                 hashes       digests    per hop     conns     chunk         file
+//!                                                                             └─ publish after FINAL
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`budget`] | chunk buffers under one byte budget |
+//! | [`store`] | one job's chunks on this node: what is here, where it lies, who is writing what |
+//! | `journal` | the chunk table: the have-set with digests, on disk |
+//! | [`root`] | the directories that may be written in, and no way out of them |
+//! | [`target`] | a target's life on disk: prepare, partial, publish, discard |
+//! | [`source`] | a source's life: look, read once in order, declare FINAL, SHA-256 beside it |
+//! | [`plane`] | the data listener, and the jobs that it serves |
+//! | [`inbound`] | receiving: one parent at a time, fallbacks, streams |
+//! | `frame`, `hello`, `outbound`, `pace` | the wire, its handshake, sending, and limits |
+//!
+//! It knows core and net, never gRPC: what a job is comes in as arguments, what happens goes out as events.
+
+pub mod budget;
+pub mod store;
+pub mod target;

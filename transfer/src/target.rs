@@ -1,0 +1,1 @@
+//! A target's life on disk: prepare, partial, publish, discard.
