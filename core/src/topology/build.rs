@@ -1,11 +1,13 @@
 //! From a draft to a topology: what tables say of each other is checked here.
 
+mod check;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::graph::{Fabric, Leg, Point, Wire};
-use super::parse::{Draft, GroupDraft, LinkDraft, NodeDraft, unknown};
+use super::parse::{Draft, LinkDraft, NodeDraft};
 use super::report::Report;
 use super::{Group, Interface, Node, Topology, hostlist};
 use crate::id::{NodeName, RootName, SwitchName};
@@ -26,6 +28,7 @@ pub(super) fn build(draft: &Draft, report: &mut Report<'_>) -> Option<Topology> 
     }
     let groups = build.groups(draft);
     build.roots(draft);
+    build.addresses(draft);
     build.reachable(draft, &blocks);
     build.finish(draft, groups)
 }
@@ -211,7 +214,7 @@ impl<'r, 'a> Build<'r, 'a> {
                 None => {
                     if !self.names_missing {
                         let known = self.switches.iter().map(SwitchName::as_str);
-                        let message = unknown("switch", attach.value.as_str(), known);
+                        let message = self.report.unknown("switch", attach.value.as_str(), known);
                         self.report.error(attach.at, message);
                     }
                     self.wires_missing = true;
@@ -279,9 +282,9 @@ impl<'r, 'a> Build<'r, 'a> {
                 self.wires_missing = true;
                 for (name, end) in [left, right].into_iter().zip(ends) {
                     if end.is_none() && !self.names_missing && reported.insert(name) {
-                        let known = self.points.keys().map(String::as_str).collect::<BTreeSet<_>>();
-                        self.report
-                            .error(link.between, unknown("switch or node", name, known));
+                        let known = self.points.keys().map(String::as_str);
+                        let message = self.report.unknown("switch or node", name, known);
+                        self.report.error(link.between, message);
                     }
                 }
                 continue;
@@ -371,60 +374,6 @@ impl<'r, 'a> Build<'r, 'a> {
         }
     }
 
-    fn groups(&mut self, draft: &Draft) -> BTreeMap<String, Group> {
-        let mut groups = BTreeMap::new();
-        for (name, group) in &draft.groups {
-            if let Some((Point::Node(_), at)) = self.points.get(&name.value) {
-                let line = self.report.line(*at);
-                let message = format!(
-                    "group {:?} has the name of a node (line {line}): use another name",
-                    name.value
-                );
-                self.report.error(name.at, message);
-            }
-            let group = match group {
-                GroupDraft::Command(group) => group.clone(),
-                GroupDraft::Static(members) => {
-                    let is_node = |name: &&NodeName| {
-                        matches!(self.points.get(name.as_str()), Some((Point::Node(_), _)))
-                    };
-                    let strange: Vec<&str> = members
-                        .value
-                        .iter()
-                        .filter(|name| !is_node(name))
-                        .map(NodeName::as_str)
-                        .collect();
-                    if let (Some(first), false) = (strange.first(), self.names_missing) {
-                        let message = if strange.len() > 1 {
-                            format!(
-                                "group {:?} names {} unknown nodes: {}",
-                                name.value,
-                                strange.len(),
-                                hostlist::fold(strange)
-                            )
-                        } else {
-                            let near =
-                                unknown("node", first, self.nodes.iter().map(|node| node.name.as_str()));
-                            format!("group {:?} names an {near}", name.value)
-                        };
-                        self.report.error(members.at, message);
-                    }
-                    let mut seen = BTreeSet::new();
-                    Group::Static(
-                        members
-                            .value
-                            .iter()
-                            .filter(|name| seen.insert(*name))
-                            .cloned()
-                            .collect(),
-                    )
-                }
-            };
-            groups.insert(name.value.clone(), group);
-        }
-        groups
-    }
-
     /// The cluster's roots under every node, overlaid with its own.
     fn roots(&mut self, draft: &Draft) {
         let known: BTreeMap<RootName, String> = draft
@@ -438,7 +387,9 @@ impl<'r, 'a> Build<'r, 'a> {
         for block in &draft.nodes {
             for (root, path) in &block.roots {
                 if !known.contains_key(&root.value) {
-                    let near = unknown("root", root.value.as_str(), known.keys().map(RootName::as_str));
+                    let near =
+                        self.report
+                            .unknown("root", root.value.as_str(), known.keys().map(RootName::as_str));
                     self.report
                         .error(root.at, format!("{near} (a root stands in [roots] first)"));
                 }
@@ -450,65 +401,6 @@ impl<'r, 'a> Build<'r, 'a> {
                     }
                 }
             }
-        }
-    }
-
-    /// Addresses are given once, and every node is joined with the others.
-    fn reachable(&mut self, draft: &Draft, blocks: &[Vec<Option<u32>>]) {
-        let mut owners: BTreeMap<IpAddr, (usize, usize)> = BTreeMap::new();
-        for block in &draft.nodes {
-            for addresses in block
-                .legs
-                .iter()
-                .filter_map(|leg| leg.addresses.as_ref())
-                .chain(&block.loose)
-            {
-                let mut doubled = None;
-                for (step, address) in addresses.value.iter().enumerate() {
-                    let first = *owners.entry(*address).or_insert((addresses.at, step));
-                    if first != (addresses.at, step) {
-                        doubled.get_or_insert((address, first.0));
-                    }
-                }
-                if let Some((address, first)) = doubled {
-                    let line = self.report.line(first);
-                    let message = format!(
-                        "address {address} is there already, on line {line}: every interface needs its own"
-                    );
-                    self.report.error(addresses.at, message);
-                }
-            }
-        }
-        if self.wires_missing || self.names_missing {
-            return;
-        }
-        let fabric = Fabric::new(
-            self.switches.len(),
-            self.wires.iter().map(|(_, wire)| wire.clone()).collect(),
-            self.legs.clone(),
-        );
-        let cut: BTreeSet<u32> = fabric.cut_off().into_iter().collect();
-        for (block, ids) in draft.nodes.iter().zip(blocks) {
-            let lost: Vec<u32> = ids
-                .iter()
-                .flatten()
-                .copied()
-                .filter(|id| cut.contains(id))
-                .collect();
-            let Some(first) = lost.first() else { continue };
-            let node = &self.nodes[*first as usize];
-            let folded = hostlist::fold(lost.iter().map(|id| self.nodes[*id as usize].name.as_str()));
-            let remedy = match node.interfaces.first() {
-                None => "add attach and nic, or a [[link]] to it".to_owned(),
-                Some(interface) => format!(
-                    "add a [[link]] that joins switch {:?} with the others",
-                    interface.attach.as_str()
-                ),
-            };
-            self.report.error(
-                block.names.at,
-                format!("{folded} cannot be reached from the other nodes: {remedy}"),
-            );
         }
     }
 

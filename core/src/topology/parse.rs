@@ -1,13 +1,15 @@
 //! From text to a draft: each table read by itself, hostlists expanded, every value with its place. What tables
 //! say of each other is checked in the next room, `build`.
 
+mod groups;
+
 use std::net::IpAddr;
 use std::time::Duration;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::report::{At, Report, Section, names, suggestion};
+use super::report::{At, Report, Section, names};
 use super::{Group, hostlist};
 use crate::id::{ClusterName, NodeName, RootName, SwitchName};
 use crate::units::Rate;
@@ -74,10 +76,22 @@ pub(super) fn parse(text: &str, report: &mut Report<'_>) -> Option<Draft> {
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         // What follows from broken syntax would mislead: nothing else is looked at.
-        report.error(
-            error.span().map_or(0, |span| span.start),
-            format!("not TOML: {}", error.message()),
-        );
+        let at = error.span().map_or(0, |span| span.start);
+        let near: String = text
+            .get(at..)
+            .unwrap_or_default()
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .chars()
+            .take(30)
+            .collect();
+        let near = if near.trim().is_empty() {
+            String::new()
+        } else {
+            format!(" at {:?}", near.trim())
+        };
+        report.error(at, format!("not TOML{near}: {}", error.message()));
     }
     if !report.is_empty() {
         return None;
@@ -113,7 +127,7 @@ pub(super) fn parse(text: &str, report: &mut Report<'_>) -> Option<Draft> {
         .unwrap_or_default();
     let groups = top
         .table(report, "groups", "[groups]")
-        .map(|section| groups(report, &section))
+        .map(|section| groups::groups(report, &section))
         .unwrap_or_default();
     Some(Draft {
         cluster,
@@ -460,97 +474,4 @@ fn roots(report: &mut Report<'_>, section: &Section<'_>) -> Vec<(At<RootName>, S
         }
     }
     roots
-}
-
-fn groups(report: &mut Report<'_>, section: &Section<'_>) -> Vec<(At<String>, GroupDraft)> {
-    let mut groups = Vec::new();
-    for (key, value) in section.entries() {
-        let at = value.span().start;
-        if key.value == "all" {
-            report.error(
-                key.at,
-                "group \"all\" is built in and names every node: use another name",
-            );
-            continue;
-        }
-        if key.value.parse::<NodeName>().is_err() {
-            let message = format!(
-                "{:?} is not a group name: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or \
-                 digit",
-                key.value
-            );
-            report.error(key.at, message);
-            continue;
-        }
-        let group = match value.get_ref() {
-            DeValue::String(text) => names(
-                report,
-                &At {
-                    value: text.as_ref(),
-                    at,
-                },
-            )
-            .map(|value| GroupDraft::Static(At { value, at })),
-            DeValue::Table(table) => command(report, &Section::new(table, at, "the group")),
-            other => {
-                let message = format!(
-                    "group {} is {}: write a hostlist such as \"n[1-4]\", or {{ command = [\"program\", \
-                     \"argument\"], every = \"60 s\" }}",
-                    key.value,
-                    other.type_str()
-                );
-                report.error(at, message);
-                None
-            }
-        };
-        if let Some(group) = group {
-            groups.push((
-                At {
-                    value: key.value.to_owned(),
-                    at: key.at,
-                },
-                group,
-            ));
-        }
-    }
-    groups
-}
-
-fn command(report: &mut Report<'_>, section: &Section<'_>) -> Option<GroupDraft> {
-    section.check_keys(report, &["command", "every"]);
-    const EXAMPLE: &str = "write command = [\"sinfo\", \"-h\", \"-o\", \"%N\"]";
-    let words = section.get("command");
-    let command = words
-        .and_then(|words| words.get_ref().as_array())
-        .and_then(|words| {
-            words
-                .iter()
-                .map(|word| word.get_ref().as_str().map(str::to_owned))
-                .collect::<Option<Vec<_>>>()
-        })
-        .filter(|words| words.first().is_some_and(|program| !program.is_empty()));
-    if command.is_none() {
-        let at = words.map_or(section.at, |words| words.span().start);
-        report.error(
-            at,
-            format!("the group's command is not a list of strings (no shell is used): {EXAMPLE}"),
-        );
-    }
-    section.need_text(report, "every", "60 s")?;
-    let every = section.time(report, "every", "60 s")?;
-    if every.value < Duration::from_secs(1) {
-        report.error(
-            every.at,
-            "every is under a second: write for example every = \"60 s\"",
-        );
-    }
-    Some(GroupDraft::Command(Group::Command {
-        command: command?,
-        every: every.value,
-    }))
-}
-
-/// "unknown switch "rack9", did you mean "rack1"?"
-pub(super) fn unknown<'k>(what: &str, name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    format!("unknown {what} {name:?}{}", suggestion(name, known))
 }

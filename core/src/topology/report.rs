@@ -43,6 +43,21 @@ impl<'a> Report<'a> {
         self.errors.push((at, message.into()));
     }
 
+    /// "unknown switch "rack9", did you mean "rack1"?"; the nearest is looked for while errors are few.
+    pub(super) fn unknown<'k>(
+        &self,
+        what: &str,
+        name: &str,
+        known: impl IntoIterator<Item = &'k str>,
+    ) -> String {
+        let near = if self.errors.len() < 50 {
+            suggestion(name, known)
+        } else {
+            String::new()
+        };
+        format!("unknown {what} {name:?}{near}")
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.errors.is_empty()
     }

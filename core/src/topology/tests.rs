@@ -307,7 +307,7 @@ fn every_mistake_is_named_with_its_line() {
             "[[swich]]\nname = \"x\"",
             "15: unknown key \"swich\" in the file, did you mean \"switch\"?",
         ),
-        ("[switch]\nname = \"x\"", "15: not TOML: "),
+        ("[switch]\nname = \"x\"", "15: not TOML at \"switch]\": "),
         (
             "disk_write = 12",
             "15: disk_write is integer, not a string: write disk_write = \"1.2 GB/s\"",
@@ -318,7 +318,10 @@ fn every_mistake_is_named_with_its_line() {
         ),
         ("disk_write = \"0 GB/s\"", "15: disk_write is zero"),
         ("disk_write = \"1 s\"", "15: disk_write: \"s\" is not a unit here"),
-        ("nic = \"1 Gbit/s\"", "15: not TOML: duplicate key"),
+        (
+            "nic = \"1 Gbit/s\"",
+            "15: not TOML at \"nic = \\\"1 Gbit/s\\\"\": duplicate key",
+        ),
         ("a = [", "not TOML"),
         ("[[switch]]", "15: [[switch]] has no name: add name = \"rack1\""),
         (
