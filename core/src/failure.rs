@@ -221,9 +221,43 @@ impl Failure {
     }
 }
 
+/// A path or file name as text fit for a terminal, a log line and JSON: what could move a cursor, break a line or turn
+/// the reading order round is written as `\xNN`, as are bytes that are not UTF-8; a backslash is doubled, so that no two
+/// paths look the same.
+pub fn show_path(path: &[u8]) -> String {
+    let mut out = String::with_capacity(path.len());
+    let escape = |out: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            // Writing to a string cannot fail.
+            let _ = fmt::Write::write_fmt(out, format_args!("\\x{byte:02x}"));
+        }
+    };
+    for piece in path.utf8_chunks() {
+        for c in piece.valid().chars() {
+            let hidden = c.is_control()
+                || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+            match c {
+                '\\' => out.push_str("\\\\"),
+                c if hidden => escape(&mut out, c.encode_utf8(&mut [0; 4]).as_bytes()),
+                c => out.push(c),
+            }
+        }
+        escape(&mut out, piece.invalid());
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shown_path_cannot_play_with_the_terminal() {
+        assert_eq!(show_path("/data/Größe x.db".as_bytes()), "/data/Größe x.db");
+        assert_eq!(show_path(b"a\nb\x1b[2J\xff"), "a\\x0ab\\x1b[2J\\xff");
+        assert_eq!(show_path("\u{202e}gnp".as_bytes()), "\\xe2\\x80\\xaegnp");
+        assert_ne!(show_path(b"\\x0a"), show_path(b"\n"));
+    }
 
     #[test]
     fn every_code_has_its_own_word() {
