@@ -1,6 +1,16 @@
 //! Who gets the payload from whom, and when it will be there.
 //!
-//! [`plan`] is a function of its arguments: equal input, equal plan.
+//! [`plan`] is a function of its arguments: equal input, equal plan. The way through it: names become ordinals
+//! (`ground`), the fabric is walked depth first from the source (`order`), each shape is laid along that walk (`shapes`),
+//! hops that share a link are given their fair shares (`contention`), which makes a forecast (`forecast`), and the best
+//! one is taken (`choice`).
+
+mod choice;
+mod contention;
+mod forecast;
+mod ground;
+mod order;
+mod shapes;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +19,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::ground::{Ground, SOURCE};
+use self::order::Walk;
 use crate::id::NodeName;
+use crate::topology::Topology;
 use crate::units::{ByteCount, Rate};
 
 /// What shall be planned.
@@ -272,13 +285,66 @@ pub enum PlanError {
 
 /// Plans a distribution.
 ///
+/// Where neither the topology nor the facts say, a disk is not a limit, the RTT is 0.1 ms for each switch on the way, and
+/// a host has Linux's default windows. Links carry [`crate::cost::WIRE_EFFICIENCY`] of their capacity as payload.
+///
 /// # Errors
 /// [`PlanError`] names the node that stands in the way.
-#[expect(clippy::unimplemented, unused_variables, reason = "being written")]
-pub fn plan(
-    topology: &crate::topology::Topology,
-    request: &Request,
-    facts: &Facts,
-) -> Result<Plan, PlanError> {
-    unimplemented!()
+pub fn plan(topology: &Topology, request: &Request, facts: &Facts) -> Result<Plan, PlanError> {
+    let ground = Ground::survey(topology, request, facts)?;
+    let walk = Walk::new(&ground)?;
+    let (chosen, reason) = choice::choose(&ground, &walk);
+
+    let local = forecast::local_copy(&ground);
+    let hops: Vec<Hop> = ground
+        .seats
+        .iter()
+        .map(|&seat| {
+            let (forecast, parent, fallbacks) = if seat == SOURCE {
+                (&local, SOURCE, Vec::new())
+            } else {
+                let fallbacks = fallbacks(&ground, &walk, &chosen.parents, seat);
+                (&chosen.forecast.hops[seat - 1], chosen.parents[seat], fallbacks)
+            };
+            Hop {
+                child: ground.name(seat).clone(),
+                parent: ground.name(parent).clone(),
+                fallbacks,
+                streams: forecast.streams,
+                streams_cap: forecast.streams_cap,
+                depth: forecast.depth,
+                rate: forecast.rate,
+                finish: forecast.finish,
+                limited_by: forecast.cause.words(&ground),
+            }
+        })
+        .collect();
+    Ok(Plan {
+        shape: chosen.shape,
+        source: request.source.clone(),
+        depth: hops.iter().map(|hop| hop.depth).max().unwrap_or(0),
+        predicted: hops.iter().map(|hop| hop.finish).max().unwrap_or_default(),
+        bound: forecast::bound(&ground, walk.latency),
+        hops,
+        reason,
+    })
+}
+
+/// Up to three ancestors above the parent, nearest first, then the source: those that the child can reach.
+fn fallbacks(ground: &Ground<'_>, walk: &Walk, parents: &[usize], child: usize) -> Vec<NodeName> {
+    const ANCESTORS: usize = 3;
+    let mut ancestors = Vec::with_capacity(ANCESTORS + 1);
+    let mut at = parents[child];
+    while at != SOURCE && ancestors.len() < ANCESTORS {
+        at = parents[at];
+        ancestors.push(at);
+    }
+    if at != SOURCE {
+        ancestors.push(SOURCE);
+    }
+    ancestors
+        .into_iter()
+        .filter(|&ancestor| walk.one_network || ground.route(ancestor, child).is_some())
+        .map(|ancestor| ground.name(ancestor).clone())
+        .collect()
 }

@@ -1,0 +1,376 @@
+//! What a shape will do: the rate of each hop, what limits it, and when each node has published.
+
+use std::time::Duration;
+
+use super::contention::{Contention, Lists, Stop};
+use super::ground::{Ground, SOURCE};
+use super::order::Walk;
+use super::shapes::Parents;
+use crate::chunk::CHUNK;
+use crate::cost::{self, StreamBound};
+use crate::topology::EdgeId;
+use crate::units::Rate;
+
+/// What limits a hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// An interface or a link, shared by all hops over it.
+    Edge(EdgeId),
+    /// One member of parallel links, for each stream.
+    Member(EdgeId),
+    /// How fast the source reads.
+    SourceDisk,
+    /// The limit put on the source's reading.
+    SourceLimit,
+    /// How fast a node writes.
+    Disk(usize),
+    /// The limit put on what a node sends.
+    SendLimit(usize),
+    /// What the hop's streams carry.
+    Streams {
+        parent: usize,
+        child: usize,
+        bound: StreamBound,
+    },
+}
+
+impl Cause {
+    /// The cause for people.
+    pub(super) fn words(self, ground: &Ground<'_>) -> String {
+        match self {
+            Self::Edge(edge) => ground.topology.edge_name(edge),
+            Self::Member(edge) => format!("one stream's share of {}", ground.topology.edge_name(edge)),
+            Self::SourceDisk => format!("disk of {}", ground.name(SOURCE)),
+            Self::SourceLimit => format!("read limit of {}", ground.name(SOURCE)),
+            Self::Disk(node) => format!("disk of {}", ground.name(node)),
+            Self::SendLimit(node) => format!("send limit of {}", ground.name(node)),
+            Self::Streams { parent, child, bound } => {
+                let (parent, child) = (ground.name(parent), ground.name(child));
+                match bound {
+                    StreamBound::Window => format!("TCP windows between {parent} and {child}"),
+                    StreamBound::Loss => format!("loss between {parent} and {child}"),
+                    StreamBound::Thread => format!("processor of {child}"),
+                }
+            }
+        }
+    }
+}
+
+/// The forecast of one hop.
+#[derive(Debug, Clone)]
+pub(super) struct HopForecast {
+    pub(super) streams: u16,
+    pub(super) streams_cap: u16,
+    pub(super) depth: u16,
+    pub(super) rate: Rate,
+    pub(super) cause: Cause,
+    pub(super) finish: Duration,
+}
+
+/// The forecast of a whole plan.
+#[derive(Debug)]
+pub(super) struct Forecast {
+    /// Of each node but the source: that of ordinal `n` at `n - 1`.
+    pub(super) hops: Vec<HopForecast>,
+    /// When the last node has published, and what its hop is limited by.
+    pub(super) last: Option<(Duration, Cause)>,
+    pub(super) depth: u16,
+    /// How often links between switches are crossed, by all hops together.
+    pub(super) crossings: usize,
+}
+
+/// The hops as they lie in the fabric, before they meet.
+struct Laid {
+    uses: Lists,
+    alone: Vec<(Rate, Cause)>,
+    /// What one stream carries.
+    one: Vec<Rate>,
+    streams_cap: Vec<u16>,
+    rtt: Vec<Duration>,
+    /// By edge number, then (under a send limit) one for each sending node.
+    capacities: Vec<f64>,
+    edges: usize,
+    crossings: usize,
+}
+
+/// Forecasts a shape.
+pub(super) fn forecast(ground: &Ground<'_>, walk: &Walk, parents: &Parents) -> Forecast {
+    let laid = lay_out(ground, parents);
+    // A hop goes by its child: hop `n - 1` feeds node `n`, one from the source has no hop above it.
+    let above: Vec<usize> =
+        (1..parents.len()).map(|child| if parents[child] == SOURCE { child } else { parents[child] } - 1).collect();
+    let alone: Vec<f64> = laid
+        .alone
+        .iter()
+        .map(|(rate, _)| rate.bytes_per_second())
+        .collect();
+    let rates = Contention {
+        parents: &above,
+        alone: &alone,
+        uses: &laid.uses,
+        capacities: &laid.capacities,
+    }
+    .settle();
+    time(ground, walk, parents, &laid, &rates)
+}
+
+fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
+    let hops = parents.len() - 1;
+    let send_limit = ground.send_limit();
+    let limited = send_limit < Rate::UNLIMITED;
+    let mut laid = Laid {
+        uses: Lists::default(),
+        alone: Vec::with_capacity(hops),
+        one: Vec::with_capacity(hops),
+        streams_cap: Vec::with_capacity(hops),
+        rtt: Vec::with_capacity(hops),
+        capacities: Vec::new(),
+        edges: 0,
+        crossings: 0,
+    };
+    let mut edge_lists = Lists::default();
+    for (child, &parent) in parents.iter().enumerate().skip(1) {
+        let route = ground
+            .route(parent, child)
+            .expect("nodes of one section have a route");
+        laid.crossings += route.switches.len().saturating_sub(1);
+        edge_lists.push(route.edges.iter().map(|edge| edge.0 as usize));
+        let path = ground.stream_path(parent, child, &route);
+        laid.rtt.push(path.rtt);
+
+        let (mut one, bound) = path.rate();
+        let mut cause = Cause::Streams { parent, child, bound };
+        for &edge in &route.edges {
+            let member = cost::goodput(ground.topology.member_capacity(edge));
+            if member < one {
+                (one, cause) = (member, Cause::Member(edge));
+            }
+        }
+        let cap = streams_cap(ground, path.loss);
+        let mut alone = (one.times(f64::from(cap)), cause);
+        let mut also = |rate: Rate, cause: Cause| {
+            if rate < alone.0 {
+                alone = (rate, cause);
+            }
+        };
+        if parent == SOURCE {
+            also(ground.source_disk(), Cause::SourceDisk);
+            also(ground.source_limit(), Cause::SourceLimit);
+        }
+        also(ground.disk_write(child), Cause::Disk(child));
+        laid.one.push(one);
+        laid.streams_cap.push(cap);
+        laid.alone.push(alone);
+    }
+
+    laid.edges = (0..hops)
+        .flat_map(|hop| edge_lists.get(hop))
+        .max()
+        .map_or(0, |last| last + 1);
+    let mut used = vec![false; laid.edges];
+    for hop in 0..hops {
+        for &edge in edge_lists.get(hop) {
+            used[edge] = true;
+        }
+    }
+    laid.capacities = used
+        .iter()
+        .zip(0u32..)
+        .map(|(&used, edge)| {
+            if used {
+                cost::goodput(ground.topology.capacity(EdgeId(edge))).bytes_per_second()
+            } else {
+                0.0
+            }
+        })
+        .collect();
+    if limited {
+        laid.capacities
+            .extend(std::iter::repeat_n(send_limit.bytes_per_second(), parents.len()));
+    }
+    for hop in 0..hops {
+        let sender = limited.then_some(laid.edges + parents[hop + 1]);
+        laid.uses.push(edge_lists.get(hop).iter().copied().chain(sender));
+    }
+    laid
+}
+
+/// The most streams a hop may have: those asked for, else what loss makes worth while; no more than there are chunks.
+fn streams_cap(ground: &Ground<'_>, loss: f64) -> u16 {
+    let most = ground.request.streams.map_or(cost::most_streams(loss), |asked| {
+        asked.min(cost::MAX_STREAMS_LOSSY)
+    });
+    let chunks = u16::try_from(ground.request.size.0.div_ceil(CHUNK)).unwrap_or(u16::MAX);
+    most.min(chunks).max(1)
+}
+
+/// What a node hands down to those below it.
+#[derive(Clone, Copy)]
+struct Above {
+    rate: Rate,
+    cause: Option<Cause>,
+    streams: u16,
+    depth: u16,
+    /// When the first byte is here, from when all hops are connected.
+    first: Duration,
+    handshake: Duration,
+    ramp: Duration,
+}
+
+fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates: &[(f64, Stop)]) -> Forecast {
+    let size = ground.request.size;
+    let encrypted = ground.request.encrypted;
+    let source = Above {
+        rate: Rate::UNLIMITED,
+        cause: None,
+        streams: 1,
+        depth: 0,
+        first: Duration::ZERO,
+        handshake: Duration::ZERO,
+        ramp: Duration::ZERO,
+    };
+    let mut reached = vec![source; parents.len()];
+    let mut hops: Vec<Option<HopForecast>> = vec![None; parents.len() - 1];
+    let mut last: Option<(Duration, Cause)> = None;
+    let mut deepest = 0;
+    for child in walk.nodes() {
+        let hop = child - 1;
+        let parent = parents[child];
+        let above = reached[parent];
+        let (fair, stop) = rates[hop];
+        let fair = Rate::from_bytes_per_second(fair);
+        let streams_cap = laid.streams_cap[hop];
+        let streams = match ground.request.streams {
+            Some(_) => streams_cap,
+            None => cost::streams_of(laid.one[hop], fair, streams_cap),
+        };
+        // The smallest count may be up to 3 % short of the fair share, and those below get no more than that.
+        let carried = laid.one[hop].times(f64::from(streams)).min(fair);
+        let (rate, cause) = match above.cause {
+            Some(cause) if above.rate <= carried => (above.rate, cause),
+            _ => (carried, cause_of(stop, laid)),
+        };
+
+        let rtt = laid.rtt[hop];
+        let held = if parent == SOURCE {
+            Duration::ZERO
+        } else {
+            cost::relay_delay(above.rate, above.streams, size)
+        };
+        let here = Above {
+            rate,
+            cause: Some(cause),
+            streams,
+            depth: above.depth.saturating_add(1),
+            first: above.first.saturating_add(held).saturating_add(rtt / 2),
+            handshake: above.handshake.max(cost::handshake(rtt, encrypted)),
+            ramp: above.ramp.max(cost::ramp(rate, rtt, streams, size)),
+        };
+        reached[child] = here;
+        let finish = [
+            cost::INSTRUCT,
+            here.handshake,
+            here.first,
+            here.ramp,
+            size.time_at(rate),
+            cost::PUBLISH,
+        ]
+        .into_iter()
+        .fold(Duration::ZERO, Duration::saturating_add);
+        if last.is_none_or(|(latest, _)| finish > latest) {
+            last = Some((finish, cause));
+        }
+        deepest = deepest.max(here.depth);
+        hops[hop] = Some(HopForecast {
+            streams,
+            streams_cap,
+            depth: here.depth,
+            rate,
+            cause,
+            finish,
+        });
+    }
+    Forecast {
+        hops: hops
+            .into_iter()
+            .map(|hop| hop.expect("the walk comes by every node"))
+            .collect(),
+        last,
+        depth: deepest,
+        crossings: laid.crossings,
+    }
+}
+
+fn cause_of(stop: Stop, laid: &Laid) -> Cause {
+    match stop {
+        Stop::Alone(hop) => laid.alone[hop].1,
+        Stop::Shared(at) if at < laid.edges => {
+            Cause::Edge(EdgeId(u32::try_from(at).expect("it was an edge's number")))
+        }
+        Stop::Shared(at) => Cause::SendLimit(at - laid.edges),
+    }
+}
+
+/// The source's own copy under another path, when it is a target itself: one thread, no network.
+pub(super) fn local_copy(ground: &Ground<'_>) -> HopForecast {
+    let thread = Rate::from_bytes_per_second(cost::THREAD_RATE_BYTES_PER_SECOND);
+    let bound = StreamBound::Thread;
+    let limits = [
+        (ground.source_disk(), Cause::SourceDisk),
+        (ground.source_limit(), Cause::SourceLimit),
+        (ground.disk_write(SOURCE), Cause::Disk(SOURCE)),
+    ];
+    let (mut rate, mut cause) = (
+        thread,
+        Cause::Streams {
+            parent: SOURCE,
+            child: SOURCE,
+            bound,
+        },
+    );
+    for (limit, why) in limits {
+        if limit < rate {
+            (rate, cause) = (limit, why);
+        }
+    }
+    let finish = ground
+        .request
+        .size
+        .time_at(rate)
+        .saturating_add(cost::INSTRUCT)
+        .saturating_add(cost::PUBLISH);
+    HopForecast {
+        streams: 1,
+        streams_cap: 1,
+        depth: 1,
+        rate,
+        cause,
+        finish,
+    }
+}
+
+/// The time that no plan could beat: each target needs the whole payload through its own interface onto its own disk,
+/// and all of it leaves the source at least once, over one of its interfaces; nothing comes sooner than `latency`.
+///
+/// What our own programs take (planning, handshakes, publishing) is not in it: a better program could beat that.
+pub(super) fn bound(ground: &Ground<'_>, latency: Duration) -> Duration {
+    let interface = |ordinal: usize| {
+        let legs = &ground.node(ordinal).interfaces;
+        legs.iter()
+            .map(|leg| cost::goodput(leg.nic))
+            .reduce(|a, b| if a < b { b } else { a })
+            .unwrap_or(Rate::UNLIMITED)
+    };
+    let read = ground.source_disk().min(ground.source_limit());
+    let leaving = read.min(interface(SOURCE)).min(ground.send_limit());
+    let mut bound = Duration::ZERO;
+    for &seat in &ground.seats {
+        let (rate, latency) = if seat == SOURCE {
+            (read.min(ground.disk_write(SOURCE)), Duration::ZERO)
+        } else {
+            (leaving.min(interface(seat)).min(ground.disk_write(seat)), latency)
+        };
+        bound = bound.max(ground.request.size.time_at(rate).saturating_add(latency));
+    }
+    bound
+}
