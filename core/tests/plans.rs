@@ -1,0 +1,154 @@
+//! Golden plans: each file in `tests/plans/` holds a topology and requests, each with the plan that it must give.
+//!
+//! `UPDATE_PLANS=1 cargo test -p stage-core --test plans` writes the plans anew; read the difference before you commit.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test may fail where it stands, and read its cases"
+)]
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use stage_core::id::NodeName;
+use stage_core::plan::{Facts, Plan, Request, WindowLimits, plan};
+use stage_core::topology::Topology;
+use stage_core::units::{ByteCount, parse_time, show_time};
+
+/// Reads a request: one word and its values a line.
+fn request(topology: &Topology, text: &str) -> (Request, Facts) {
+    let name = |text: &str| text.parse::<NodeName>().unwrap();
+    let mut request = Request {
+        source: name("n0"),
+        targets: Vec::new(),
+        size: ByteCount(1 << 30),
+        shape: "auto".parse().unwrap(),
+        streams: None,
+        limit: None,
+        source_limit: None,
+        encrypted: false,
+    };
+    let mut facts = Facts::default();
+    for line in text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+    {
+        let (word, value) = line.split_once(' ').unwrap_or((line, ""));
+        let of_node = || {
+            value
+                .split_once(' ')
+                .map(|(node, value)| (name(node), value))
+                .unwrap()
+        };
+        match word {
+            "from" => request.source = name(value),
+            "to" => request.targets = topology.select(value, &Default::default()).unwrap(),
+            "size" => request.size = value.parse().unwrap(),
+            "shape" => request.shape = value.parse().unwrap(),
+            "streams" => request.streams = Some(value.parse().unwrap()),
+            "limit" => request.limit = Some(value.parse().unwrap()),
+            "source-limit" => request.source_limit = Some(value.parse().unwrap()),
+            "encrypted" => request.encrypted = true,
+            "disk-write" => {
+                let (node, rate) = of_node();
+                facts.nodes.entry(node).or_default().disk_write = Some(rate.parse().unwrap());
+            }
+            "disk-read" => {
+                let (node, rate) = of_node();
+                facts.nodes.entry(node).or_default().disk_read = Some(rate.parse().unwrap());
+            }
+            "windows" => {
+                let (node, sizes) = of_node();
+                let (receive, send) = sizes.split_once(", ").unwrap();
+                let windows = WindowLimits {
+                    receive: receive.parse().unwrap(),
+                    send: send.parse().unwrap(),
+                };
+                facts.nodes.entry(node).or_default().windows = Some(windows);
+            }
+            "rtt" => {
+                let (parent, rest) = of_node();
+                let (child, time) = rest.split_once(' ').unwrap();
+                facts
+                    .rtts
+                    .insert((parent, name(child)), parse_time(time).unwrap());
+            }
+            other => panic!("{other:?} is not a word of a request"),
+        }
+    }
+    (request, facts)
+}
+
+fn show(plan: &Plan) -> String {
+    let mut text = String::new();
+    let (predicted, bound) = (show_time(plan.predicted), show_time(plan.bound));
+    writeln!(
+        text,
+        "{}, depth {}, forecast {predicted}, bound {bound}",
+        plan.shape, plan.depth
+    )
+    .unwrap();
+    writeln!(text, "{}", plan.reason).unwrap();
+    for hop in &plan.hops {
+        let fallbacks: Vec<&str> = hop.fallbacks.iter().map(NodeName::as_str).collect();
+        let fallbacks = if fallbacks.is_empty() {
+            String::new()
+        } else {
+            format!(" (or {})", fallbacks.join(", "))
+        };
+        writeln!(
+            text,
+            "{} <- {}{fallbacks}: {}/{} streams, {}, {}, {}",
+            hop.child,
+            hop.parent,
+            hop.streams,
+            hop.streams_cap,
+            hop.rate.in_bytes(),
+            show_time(hop.finish),
+            hop.limited_by,
+        )
+        .unwrap();
+    }
+    text
+}
+
+/// Checks one file; gives it as it ought to be.
+fn replay(path: &Path) -> (String, String) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut parts = text.split("\n=== request\n");
+    let head = parts.next().unwrap();
+    let topology =
+        Topology::parse(&path.display().to_string(), head).unwrap_or_else(|errors| panic!("{errors:?}"));
+    let mut anew = head.to_owned();
+    for part in parts {
+        let (asked, _) = part.split_once("\n=== plan\n").unwrap_or((part.trim_end(), ""));
+        let (request, facts) = request(&topology, asked);
+        let outcome = match plan(&topology, &request, &facts) {
+            Ok(plan) => show(&plan),
+            Err(error) => format!("{error}\n"),
+        };
+        write!(anew, "\n=== request\n{asked}\n=== plan\n{outcome}").unwrap();
+    }
+    (text, anew)
+}
+
+#[test]
+fn plans_are_as_written() {
+    let update = std::env::var_os("UPDATE_PLANS").is_some();
+    let mut paths: Vec<_> = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plans"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "the plans are gone");
+    for path in paths {
+        let (text, anew) = replay(&path);
+        if update {
+            std::fs::write(&path, anew).unwrap();
+        } else {
+            assert_eq!(text, anew, "{} gives another plan now", path.display());
+        }
+    }
+}
