@@ -1,5 +1,7 @@
 //! Both ends of a connection, for real, on loopback.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 
