@@ -206,6 +206,23 @@ impl Plan {
         self.hops.iter().find(|hop| hop.child == *child)
     }
 
+    /// The hops from the source down: each after its parent's, and all below a node behind it. With its depth as
+    /// indentation this draws the plan. A local copy comes first.
+    pub fn order(&self) -> Vec<&Hop> {
+        let mut below: BTreeMap<&NodeName, Vec<&Hop>> = BTreeMap::new();
+        for hop in self.hops.iter().rev() {
+            below.entry(&hop.parent).or_default().push(hop);
+        }
+        let mut stack = below.remove(&self.source).unwrap_or_default();
+        stack.sort_by_key(|hop| hop.child == self.source);
+        let mut order = Vec::with_capacity(self.hops.len());
+        while let Some(hop) = stack.pop() {
+            order.push(hop);
+            stack.extend(below.remove(&hop.child).unwrap_or_default());
+        }
+        order
+    }
+
     /// Whom this node serves, in plan order.
     pub fn children<'a>(&'a self, parent: &'a NodeName) -> impl Iterator<Item = &'a NodeName> + 'a {
         self.hops
