@@ -163,7 +163,7 @@ pub(crate) fn streams_of(one: Rate, wanted: Rate, cap: u16) -> u16 {
 /// How long a hop takes until data can flow. The control connection comes first, then all data streams at once; each
 /// needs a TCP handshake and a hello, and encrypted one round more (TLS 1.3).
 pub(crate) fn handshake(rtt: Duration, encrypted: bool) -> Duration {
-    rtt * if encrypted { 6 } else { 4 }
+    rtt.saturating_mul(if encrypted { 6 } else { 4 })
 }
 
 /// How long slow start takes to reach `rate`: RTT × log2(bytes in flight / initial windows of all streams). A payload
@@ -171,11 +171,7 @@ pub(crate) fn handshake(rtt: Duration, encrypted: bool) -> Duration {
 pub(crate) fn ramp(rate: Rate, rtt: Duration, streams: u16, size: ByteCount) -> Duration {
     let in_flight = (rate.bytes_per_second() * rtt.as_secs_f64()).min(size.0 as f64);
     let doublings = (in_flight / (f64::from(streams) * INITIAL_WINDOW_BYTES)).log2();
-    if doublings > 0.0 {
-        rtt.mul_f64(doublings)
-    } else {
-        Duration::ZERO
-    }
+    Duration::try_from_secs_f64(rtt.as_secs_f64() * doublings.max(0.0)).unwrap_or(Duration::MAX)
 }
 
 /// How long a relay holds the first bytes back: until a chunk on each of its streams is whole, and the last block of

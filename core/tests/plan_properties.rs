@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use stage_core::cost;
@@ -245,6 +246,14 @@ fn check(topology: &Topology, request: &Request, plan: &Plan) -> Result<(), Test
         }
         *sent.entry(&hop.parent).or_default() += hop.rate.bytes_per_second();
     }
+    // Drawn from the source down, each hop comes once, behind its parent's.
+    let order = plan.order();
+    prop_assert_eq!(order.len(), plan.hops.len());
+    let mut drawn = BTreeSet::from([&plan.source]);
+    for (at, hop) in order.into_iter().enumerate() {
+        prop_assert!(drawn.contains(&hop.parent));
+        prop_assert!(drawn.insert(&hop.child) || (at == 0 && hop.child == plan.source));
+    }
     let fits = |rate: f64, limit: Rate| rate <= limit.bytes_per_second() * (1.0 + 1e-6);
     for (edge, rate) in on_edge {
         let carries = cost::goodput(topology.capacity(edge));
@@ -421,4 +430,70 @@ fn ten_thousand_nodes_are_planned() {
         &made,
     )
     .unwrap();
+}
+
+#[test]
+fn a_long_chain_is_cut_where_that_costs_nothing() {
+    let text = |source_nic: &str| {
+        format!(
+            "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"head\"\nattach = \"s\"\n\
+            nic = \"{source_nic}\"\n[[node]]\nname = \"n[1-600]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n"
+        )
+    };
+    let depth = |source_nic: &str| {
+        let topology = Topology::parse("c.toml", &text(source_nic)).unwrap();
+        let request = Request {
+            source: "head".parse().unwrap(),
+            targets: topology.nodes()[1..]
+                .iter()
+                .map(|node| node.name.clone())
+                .collect(),
+            size: ByteCount(1 << 40),
+            shape: ShapeChoice::Fixed(Shape::Chain),
+            streams: None,
+            limit: None,
+            source_limit: None,
+            encrypted: false,
+        };
+        let made = plan(&topology, &request, &Facts::default()).unwrap();
+        check(&topology, &request, &made).unwrap();
+        made.depth
+    };
+    assert!(depth("10 Gbit/s") <= 256, "the source can feed several chains");
+    assert_eq!(depth("1 Gbit/s"), 600, "the source can feed one chain only");
+}
+
+/// What is dead or absurdly slow makes a plan that takes for ever, not a panic.
+#[test]
+fn absurd_facts_make_long_forecasts() {
+    let text = "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n\
+        [[node]]\nname = \"n[0-3]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n";
+    let topology = Topology::parse("c.toml", text).unwrap();
+    let names: Vec<NodeName> = topology.nodes().iter().map(|node| node.name.clone()).collect();
+    let ages = Duration::from_secs(u64::MAX);
+    for size in [0, 1, u64::MAX] {
+        for shape in ["auto", "chain", "star", "tree"] {
+            let request = Request {
+                source: names[0].clone(),
+                targets: names.clone(),
+                size: ByteCount(size),
+                shape: shape.parse().unwrap(),
+                streams: None,
+                limit: Some(Rate::ZERO),
+                source_limit: Some(Rate::from_bytes_per_second(1e-9)),
+                encrypted: true,
+            };
+            let dead = NodeFacts {
+                disk_write: Some(Rate::ZERO),
+                ..NodeFacts::default()
+            };
+            let facts = Facts {
+                nodes: BTreeMap::from([(names[2].clone(), dead)]),
+                rtts: BTreeMap::from([((names[0].clone(), names[1].clone()), ages)]),
+            };
+            let made = plan(&topology, &request, &facts).unwrap();
+            assert_eq!(made.hops.len(), 4);
+            assert!(made.predicted >= made.bound);
+        }
+    }
 }

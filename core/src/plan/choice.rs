@@ -25,6 +25,11 @@ const AS_GOOD: f64 = 1.02;
 /// What cutting a chain that is too long may cost.
 const CUT_COST: f64 = 1.03;
 
+/// `time` is at most `factor` times the other. In seconds, because a forecast may be as long as a time can be.
+fn within(time: Duration, factor: f64, other: Duration) -> bool {
+    time.as_secs_f64() <= other.as_secs_f64() * factor
+}
+
 /// A shape laid out, with its forecast.
 pub(super) struct Candidate {
     pub(super) shape: Shape,
@@ -47,7 +52,7 @@ impl Candidate {
             && let Some(cut) = shapes::lay_short_chains(walk)
         {
             let cut = with(cut);
-            if cut.last() <= whole.last().mul_f64(CUT_COST) {
+            if within(cut.last(), CUT_COST, whole.last()) {
                 return cut;
             }
         }
@@ -100,23 +105,15 @@ fn best(ground: &Ground<'_>, walk: &Walk) -> (Candidate, String) {
         }
     }
     let least = candidates.iter().map(Candidate::last).min().unwrap_or_default();
-    let as_good = least.mul_f64(AS_GOOD);
     let rank = |candidate: &Candidate| {
         // All that is not as good comes behind, by its finish; what is as good, by depth and shared links. The order
         // of nodes decides last: equal in all shapes, it leaves the order of the shapes.
-        if candidate.last() <= as_good {
-            (
-                Duration::ZERO,
-                candidate.forecast.depth,
-                candidate.forecast.crossings,
-            )
+        let last = if within(candidate.last(), AS_GOOD, least) {
+            Duration::ZERO
         } else {
-            (
-                candidate.last(),
-                candidate.forecast.depth,
-                candidate.forecast.crossings,
-            )
-        }
+            candidate.last()
+        };
+        (last, candidate.forecast.depth, candidate.forecast.crossings)
     };
     candidates.sort_by_key(rank);
     let mut rest = candidates.into_iter();

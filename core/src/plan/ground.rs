@@ -103,7 +103,7 @@ impl<'a> Ground<'a> {
         let switches = u32::try_from(route.switches.len()).unwrap_or(u32::MAX);
         measured
             .or(route.rtt)
-            .unwrap_or_else(|| cost::SWITCH_RTT * switches)
+            .unwrap_or_else(|| cost::SWITCH_RTT.saturating_mul(switches))
     }
 
     /// How fast the node writes; unlimited when neither a measurement nor the topology says.
