@@ -1,1 +1,227 @@
-//! (placeholder)
+//! The lab of stage: a topology laid out as network namespaces and shaped links, so that the same file drives the lab
+//! and the planner.
+//!
+//! [`Lab::up`] makes a namespace for each node and one for all switches; dropping the [`Lab`] removes them. Needs root,
+//! iproute2 and a kernel with tbf; tests ask [`need_netns`] first.
+//!
+//! What a lab does not do: it neither delays nor loses packets (`rtt` and `loss` of links), as netem may be missing from
+//! a kernel; parallel links are one of their summed capacity; a fabric with loops is refused, as bridges would send
+//! broadcasts around it.
+
+mod layout;
+mod measure;
+mod names;
+mod need;
+mod tools;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use stage_core::id::NodeName;
+use stage_core::topology::Topology;
+
+pub use self::measure::Counters;
+pub use self::need::{is_demanded, need_iperf, need_netns};
+
+/// Why a lab cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// A tool failed.
+    #[error("`{command}` failed: {message}")]
+    Tool {
+        /// The command line.
+        command: String,
+        /// What it said.
+        message: String,
+    },
+    /// A node without an address: the lab has nobody to resolve its name.
+    #[error("{0} has an interface without an address: a lab needs one for each")]
+    NoAddress(NodeName),
+    /// A link closes a loop.
+    #[error("{0} closes a loop: the lab's bridges cannot carry that")]
+    Loop(String),
+    /// A name that is no node of the lab.
+    #[error("{0} is no node of the lab")]
+    UnknownNode(String),
+    /// Two nodes that no network joins.
+    #[error("no network joins {0} and {1}")]
+    NoRoute(NodeName, NodeName),
+    /// A tool's answer that cannot be understood.
+    #[error("the answer of {tool} has no {wanted}")]
+    Answer {
+        /// The tool.
+        tool: &'static str,
+        /// What was looked for.
+        wanted: String,
+    },
+    /// The nodes' directories cannot be made.
+    #[error("{path}: {source}")]
+    Directory {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+impl LabError {
+    /// Whether the same call may succeed later: a lab has no such errors.
+    pub fn is_retryable(&self) -> bool {
+        false
+    }
+}
+
+/// A fabric that stands. Dropping it ends the processes in it and removes it.
+#[derive(Debug)]
+pub struct Lab {
+    topology: Topology,
+    prefix: String,
+    /// Every namespace made so far, the fabric first: these are removed, and no other.
+    made: Vec<String>,
+    dir: PathBuf,
+    namespaces: BTreeMap<NodeName, String>,
+    fabric: String,
+    taps: Vec<layout::Tap>,
+}
+
+impl Lab {
+    /// Lays out a topology: node namespaces with their addresses, and the links between them at their rates. What labs
+    /// of dead processes left behind is removed first.
+    ///
+    /// # Errors
+    /// A topology that a lab cannot have, or a tool that failed; what was made until then is removed.
+    pub fn up(topology: &Topology) -> Result<Self, LabError> {
+        sweep();
+        let prefix = names::prefix();
+        let layout = layout::layout(topology, &prefix)?;
+        let mut lab = Self {
+            topology: topology.clone(),
+            dir: names::memory_dir(&prefix),
+            prefix,
+            made: Vec::new(),
+            namespaces: layout
+                .nodes
+                .iter()
+                .map(|(node, space)| (node.clone(), space.name.clone()))
+                .collect(),
+            fabric: layout.fabric.name.clone(),
+            taps: layout.taps,
+        };
+        for node in topology.nodes() {
+            let path = lab.dir.join(node.name.as_str());
+            std::fs::create_dir_all(&path).map_err(|source| LabError::Directory { path, source })?;
+        }
+        let spaces = || std::iter::once(&layout.fabric).chain(layout.nodes.iter().map(|(_, space)| space));
+        for space in spaces() {
+            tools::ip(&["netns", "add", &space.name], "")?;
+            lab.made.push(space.name.clone());
+        }
+        for space in spaces() {
+            settings(&space.name, space.forwards)?;
+            tools::ip(&["-n", &space.name, "-batch", "-"], &space.ip)?;
+            if !space.tc.is_empty() {
+                tools::tc(&["-n", &space.name, "-batch", "-"], &space.tc)?;
+            }
+        }
+        Ok(lab)
+    }
+
+    /// The topology that it was laid out from.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// What the names of its namespaces begin with: `PREFIXnode.NAME`.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// A node's namespace, as `ip netns exec` takes it.
+    ///
+    /// # Errors
+    /// An unknown node.
+    pub fn namespace(&self, node: &str) -> Result<&str, LabError> {
+        let unknown = || LabError::UnknownNode(node.to_owned());
+        let name: NodeName = node.parse().map_err(|_| unknown())?;
+        self.namespaces.get(&name).map(String::as_str).ok_or_else(unknown)
+    }
+
+    /// A command that runs a program on a node. The process that is started becomes the program itself: killing it
+    /// kills the program.
+    ///
+    /// # Errors
+    /// An unknown node.
+    pub fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", self.namespace(node)?])
+            .arg(program);
+        Ok(command)
+    }
+
+    /// The address of a node's first interface.
+    ///
+    /// # Errors
+    /// An unknown node.
+    pub fn address(&self, node: &str) -> Result<IpAddr, LabError> {
+        let unknown = || LabError::UnknownNode(node.to_owned());
+        let name = node.parse().map_err(|_| unknown())?;
+        let node = self.topology.node(&name).ok_or_else(unknown)?;
+        node.interfaces
+            .first()
+            .and_then(|interface| interface.address)
+            .ok_or_else(|| LabError::NoAddress(node.name.clone()))
+    }
+
+    /// A directory of the node's own, in memory, gone with the lab.
+    pub fn dir(&self, node: &str) -> PathBuf {
+        self.dir.join(node)
+    }
+
+    /// The directory above those of the nodes.
+    pub fn root_dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Nodes first: their processes end before their links go.
+        for name in self.made.iter().rev() {
+            // A drop has nobody to tell; what stays is swept by the next lab.
+            drop(names::remove_namespace(name));
+        }
+        drop(std::fs::remove_dir_all(&self.dir));
+    }
+}
+
+/// Removes what labs of dead processes left behind, and says what that was.
+pub fn sweep() -> Vec<String> {
+    names::sweep()
+}
+
+/// Kernel settings of a namespace: no run teaches the next; answers come from the interface that was asked; packets
+/// are taken from wherever they come, as the way back may be another.
+fn settings(namespace: &str, forwards: bool) -> Result<(), LabError> {
+    let forward = u8::from(forwards);
+    let script = format!(
+        "cd /proc/sys/net || exit 1
+echo 1 >ipv4/tcp_no_metrics_save
+echo {forward} >ipv4/ip_forward
+for at in all default; do
+  echo 0 >ipv4/conf/$at/rp_filter
+  echo 1 >ipv4/conf/$at/arp_ignore
+  echo 2 >ipv4/conf/$at/arp_announce
+  echo 0 >ipv4/conf/$at/send_redirects
+  if [ -e ipv6/conf/$at ]; then
+    echo {forward} >ipv6/conf/$at/forwarding
+    echo 0 >ipv6/conf/$at/accept_ra
+  fi
+done
+"
+    );
+    tools::ip(&["netns", "exec", namespace, "sh", "-e"], &script).map(drop)
+}

@@ -1,0 +1,109 @@
+//! `stage-lab`: the lab by hand.
+//!
+//!     stage-lab up topology.toml -- bash
+//!     stage-lab up topology.toml --on head -- ping -c 3 10.0.1.7
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use stage_core::topology::Topology;
+use stage_lab::Lab;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Network namespaces and shaped links laid out from a topology.toml (needs root and iproute2).
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    command: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Lay out a topology, run a command, take all away again.
+    ///
+    /// The command finds in STAGE_LAB_PREFIX what the namespaces' names begin with:
+    /// `ip netns exec ${STAGE_LAB_PREFIX}node.NAME …`; in STAGE_LAB_DIR the directory (in memory) that has one for each node.
+    Up {
+        /// The topology.
+        file: PathBuf,
+        /// Run the command on this node; without, outside of all namespaces.
+        #[arg(long, value_name = "NODE")]
+        on: Option<String>,
+        /// The command.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Remove what labs of dead processes left behind.
+    Sweep,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(code) => code,
+        Err(message) => {
+            drop(writeln!(io::stderr(), "stage-lab: {message}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(what: What) -> Result<ExitCode, String> {
+    match what {
+        What::Up { file, on, command } => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime
+                .map_err(|why| why.to_string())?
+                .block_on(up(&file, on.as_deref(), &command))
+        }
+        What::Sweep => {
+            for name in stage_lab::sweep() {
+                drop(writeln!(io::stdout(), "removed {name}"));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn up(file: &Path, on: Option<&str>, command: &[String]) -> Result<ExitCode, String> {
+    let text = std::fs::read_to_string(file).map_err(|why| format!("{}: {why}", file.display()))?;
+    let topology = Topology::parse(&file.display().to_string(), &text).map_err(|errors| {
+        errors
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("\n")
+    })?;
+    // From here on a signal must not end this process before it has cleared up; Ctrl-C reaches the command as well.
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|why| why.to_string())?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(|why| why.to_string())?;
+    let lab = Lab::up(&topology).map_err(|why| why.to_string())?;
+    let (program, words) = command.split_first().ok_or("no command")?;
+    let mut command = match on {
+        Some(node) => lab.command(node, program).map_err(|why| why.to_string())?,
+        None => std::process::Command::new(program),
+    };
+    command
+        .args(words)
+        .env("STAGE_LAB_PREFIX", lab.prefix())
+        .env("STAGE_LAB_DIR", lab.root_dir());
+    let mut child = tokio::process::Command::from(command)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|why| format!("{program}: {why}"))?;
+    let status = loop {
+        tokio::select! {
+            status = child.wait() => break status.map_err(|why| why.to_string())?,
+            // The command decides what Ctrl-C means to it.
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => child.start_kill().map_err(|why| why.to_string())?,
+        }
+    };
+    drop(lab);
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from))
+}

@@ -1,0 +1,120 @@
+//! What a lab measures: bytes over an edge, and what a TCP connection carries.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use serde_json::Value;
+use stage_core::topology::EdgeId;
+use stage_core::units::{ByteCount, Rate};
+
+use crate::{Lab, LabError, tools};
+
+/// What has passed an edge since the lab came up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes with their Ethernet headers; packets that the kernel holds together count as one.
+    pub bytes: ByteCount,
+    /// Packets, held together likewise.
+    pub packets: u64,
+}
+
+/// A process that ends with its owner.
+struct Owned(Child);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Lab {
+    /// What has passed an edge in its direction.
+    ///
+    /// # Errors
+    /// An edge of another topology, or a tool that failed.
+    pub fn counters(&self, edge: EdgeId) -> Result<Counters, LabError> {
+        let missing = |wanted: String| LabError::Answer {
+            tool: "ip -s link",
+            wanted,
+        };
+        let tap = self
+            .taps
+            .get(edge.0 as usize)
+            .ok_or_else(|| missing(format!("edge {}", edge.0)))?;
+        let answer = tools::ip(
+            &["-n", &self.fabric, "-s", "-j", "link", "show", "dev", &tap.device],
+            "",
+        )?;
+        let answer: Value = serde_json::from_str(&answer).map_err(|why| missing(why.to_string()))?;
+        let direction = if tap.sends { "tx" } else { "rx" };
+        let figure = |name: &str| {
+            let value = &answer[0]["stats64"][direction][name];
+            value
+                .as_u64()
+                .ok_or_else(|| missing(format!("stats64.{direction}.{name} of {}", tap.device)))
+        };
+        Ok(Counters {
+            bytes: ByteCount(figure("bytes")?),
+            packets: figure("packets")?,
+        })
+    }
+
+    /// The payload rate of one TCP connection for two seconds, after one second of start-up, as iperf3 shows it.
+    ///
+    /// # Errors
+    /// Unknown nodes, nodes that no network joins, or an iperf3 that failed.
+    pub fn iperf(&self, from: &str, to: &str) -> Result<Rate, LabError> {
+        // A port of its own, so that measurements may run side by side.
+        static PORTS: AtomicU16 = AtomicU16::new(0);
+        let port = (20_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 10_000).to_string();
+        let node = |name: &str| name.parse().map_err(|_| LabError::UnknownNode(name.to_owned()));
+        let (sender, receiver) = (node(from)?, node(to)?);
+        let address = self
+            .topology()
+            .route(&sender, &receiver)
+            .and_then(|route| route.to_address)
+            .ok_or(LabError::NoRoute(sender, receiver))?
+            .to_string();
+
+        let mut server = self.command(to, "iperf3")?;
+        server.args([
+            "--server",
+            "--one-off",
+            "--forceflush",
+            "--bind",
+            &address,
+            "--port",
+            &port,
+        ]);
+        server
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let failed = |message: String| LabError::Tool {
+            command: "iperf3 --server".to_owned(),
+            message,
+        };
+        let mut server = Owned(server.spawn().map_err(|why| failed(why.to_string()))?);
+        // It says when it listens; if it cannot, its output ends.
+        let output = server.0.stdout.take().expect("its output is piped");
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        if !lines.any(|line| line.contains("listening")) {
+            return Err(failed(format!("it does not listen on {address} port {port}")));
+        }
+
+        let mut client = self.command(from, "iperf3")?;
+        client.args(["--client", &address, "--port", &port, "--connect-timeout", "3000"]);
+        client.args(["--time", "2", "--omit", "1", "--json"]);
+        let answer = tools::run(&mut client, "")?;
+        let missing = |wanted: String| LabError::Answer {
+            tool: "iperf3",
+            wanted,
+        };
+        let answer: Value = serde_json::from_str(&answer).map_err(|why| missing(why.to_string()))?;
+        let rate = answer["end"]["sum_received"]["bits_per_second"].as_f64();
+        rate.map(Rate::from_bits_per_second)
+            .ok_or_else(|| missing("end.sum_received.bits_per_second".to_owned()))
+    }
+}
