@@ -92,7 +92,7 @@ impl Budget {
 
     /// Forgets a store's hot chunks.
     pub fn forget(&self, owner: Owner) {
-        let gone: Vec<_> = {
+        let gone: VecDeque<_> = {
             let mut state = self.state();
             let (gone, kept) = state.hot.drain(..).partition(|(o, _, _)| *o == owner);
             state.hot = kept;
