@@ -202,8 +202,12 @@ fn routes(
 ) -> Result<(), LabError> {
     let single = node.interfaces.len() == 1;
     if single {
-        let family = if address(node, 0)?.is_ipv6() { "-6 " } else { "" };
-        namespace.ip(format_args!("{family}route add default dev {}", device(node, 0)));
+        let all = if address(node, 0)?.is_ipv6() {
+            "::/0"
+        } else {
+            "0.0.0.0/0"
+        };
+        namespace.ip(format_args!("route add {all} dev {}", device(node, 0)));
     }
     let ways = networks.ways_from(topology, node);
     for other in topology.nodes().iter().filter(|other| other.name != node.name) {
@@ -229,6 +233,9 @@ fn routes(
                         .or_else(|| networks.interface_in(node, network));
                     let Some(out) = out else { continue };
                     let source = address(node, out)?;
+                    if source.is_ipv6() != to.is_ipv6() {
+                        continue;
+                    }
                     namespace.ip(format_args!(
                         "route add {} dev {} src {source}",
                         host(to),
@@ -243,7 +250,7 @@ fn routes(
                         continue;
                     };
                     let (gateway, source) = (gateway?, address(node, out)?);
-                    if gateway.is_ipv6() != to.is_ipv6() {
+                    if gateway.is_ipv6() != to.is_ipv6() || source.is_ipv6() != to.is_ipv6() {
                         continue;
                     }
                     let device = device(node, out);

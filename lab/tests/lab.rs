@@ -42,6 +42,18 @@ attach = "rack2"
 nic = "500 Mbit/s"
 
 [[node]]
+name = "six1"
+address = "fd77::1"
+attach = "rack1"
+nic = "500 Mbit/s"
+
+[[node]]
+name = "six2"
+address = "fd77::2"
+attach = "rack2"
+nic = "500 Mbit/s"
+
+[[node]]
 name = "dtn"
 [[node.interface]]
 name = "lan0"
@@ -103,6 +115,7 @@ fn every_node_reaches_every_other_and_nothing_is_left() {
         assert!(ping(&lab, from, to), "{from} to {to}");
         assert!(ping(&lab, to, from), "{to} to {from}");
     }
+    assert!(ping(&lab, "six1", "six2"));
     // Through the relay: the control network spans what no route of the planner does.
     assert!(ping(&lab, "far", "a1"));
     assert!(ping(&lab, "b2", "far"));
