@@ -22,5 +22,9 @@
 //! It knows core and net, never gRPC: what a job is comes in as arguments, what happens goes out as events.
 
 pub mod budget;
+mod crash;
+mod fault;
+mod journal;
+pub mod root;
 pub mod store;
 pub mod target;

@@ -2,14 +2,29 @@
 //!
 //! All calls block at most on the disk; they are made from stream threads, never from the async runtime's.
 
+pub(crate) mod map;
+
+use std::fs::File;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use stage_core::chunk::{ChunkIndex, ChunkSet, Layout};
-use stage_core::digest::{ChunkDigest, ChunkHash, RootDigest};
-use stage_core::failure::Failure;
+use stage_core::chunk::{BLOCK, ChunkIndex, ChunkSet, Layout};
+use stage_core::digest::{ChunkDigest, ChunkHash, ChunkHasher, ManifestDigest, RootDigest, RootHasher};
+use stage_core::failure::{Code, Failure};
+use stage_core::id::JobId;
+use stage_core::manifest::Manifest;
+use stage_core::units::ByteCount;
 
-use crate::budget::ChunkBuf;
+use crate::budget::{Budget, ChunkBuf, Owner};
+use crate::crash::crash_point;
+use crate::fault;
+use crate::journal::Table;
+use crate::target::copy::Copy;
+use map::Map;
 
 /// Told of each chunk that comes to be here, from the thread that kept it and with no lock held. Must not block.
 pub trait Watcher: Send + Sync {
@@ -26,93 +41,539 @@ pub enum Compared {
     Different,
 }
 
-/// One job's chunks on this node.
-#[derive(Debug)]
-pub struct Store {}
+/// What was written to disk so far.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct DiskCounters {
+    /// Payload bytes written.
+    pub bytes: ByteCount,
+    /// Time spent in writing them, over all threads.
+    pub time: Duration,
+}
 
-#[expect(clippy::unimplemented, unused_variables, reason = "being written")]
+/// One job's chunks on this node.
+pub struct Store {
+    layout: Layout,
+    hash: ChunkHash,
+    manifest: ManifestDigest,
+    map: Map,
+    table: Table,
+    bytes: Bytes,
+    budget: Arc<Budget>,
+    owner: Owner,
+    state: Mutex<State>,
+    written: AtomicU64,
+    writing_nanos: AtomicU64,
+}
+
+/// Where the bytes lie.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    /// In the source file, which is never written.
+    Source(File),
+    /// At a target.
+    Target(Box<Copy>),
+}
+
+struct State {
+    have: ChunkSet,
+    claimed: ChunkSet,
+    watchers: Vec<Weak<dyn Watcher>>,
+}
+
+/// What a store is made of: see [`Store::assemble`].
+pub(crate) struct Parts {
+    pub(crate) map: Map,
+    pub(crate) manifest: ManifestDigest,
+    pub(crate) hash: ChunkHash,
+    pub(crate) table: Table,
+    pub(crate) bytes: Bytes,
+    pub(crate) have: ChunkSet,
+    pub(crate) budget: Arc<Budget>,
+}
+
+/// How a payload is cut, if it is not too large.
+pub(crate) fn layout_of(map: &Map) -> Result<Layout, Failure> {
+    Layout::new(map.data()).ok_or_else(|| {
+        Failure::new(
+            Code::Usage,
+            "the payload is larger than stage can move (4 PiB)",
+            "split it",
+        )
+    })
+}
+
 impl Store {
+    /// The store of a source: its reader claims each chunk, hashes it and keeps it, and the bytes stay where they are.
+    /// Digests are held in a table without a name, so that a restarted agent reads the source again.
+    ///
+    /// # Errors
+    /// The state directory cannot take the table, or the payload is of a form that is not known.
+    pub fn source(
+        file: File,
+        manifest: &Manifest,
+        hash: ChunkHash,
+        job: JobId,
+        state: &Path,
+        budget: &Arc<Budget>,
+    ) -> Result<Arc<Self>, Failure> {
+        let map = Map::new(manifest)?;
+        let layout = layout_of(&map)?;
+        let table = Table::unnamed(state, job, layout.count())?;
+        Self::assemble(Parts {
+            map,
+            manifest: manifest.digest(),
+            hash,
+            table,
+            bytes: Bytes::Source(file),
+            have: ChunkSet::empty(layout.count()),
+            budget: budget.clone(),
+        })
+    }
+
+    pub(crate) fn assemble(parts: Parts) -> Result<Arc<Self>, Failure> {
+        static OWNERS: AtomicU64 = AtomicU64::new(0);
+        let layout = layout_of(&parts.map)?;
+        Ok(Arc::new(Self {
+            layout,
+            hash: parts.hash,
+            manifest: parts.manifest,
+            map: parts.map,
+            table: parts.table,
+            bytes: parts.bytes,
+            budget: parts.budget,
+            owner: Owner(OWNERS.fetch_add(1, Ordering::Relaxed)),
+            state: Mutex::new(State {
+                have: parts.have,
+                claimed: ChunkSet::empty(layout.count()),
+                watchers: Vec::new(),
+            }),
+            written: AtomicU64::new(0),
+            writing_nanos: AtomicU64::new(0),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every section below leaves the state whole, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    pub(crate) fn map(&self) -> &Map {
+        &self.map
+    }
+
+    pub(crate) fn target(&self) -> Option<&Copy> {
+        match &self.bytes {
+            Bytes::Source(_) => None,
+            Bytes::Target(copy) => Some(copy),
+        }
+    }
+
     /// How the payload is cut.
     pub fn layout(&self) -> Layout {
-        unimplemented!()
+        self.layout
     }
+
     /// Which function digests its chunks.
     pub fn hash(&self) -> ChunkHash {
-        unimplemented!()
+        self.hash
     }
+
     /// What is here now.
     pub fn have(&self) -> ChunkSet {
-        unimplemented!()
+        self.state().have.clone()
     }
+
+    /// How many chunks are here now.
+    pub fn kept(&self) -> u32 {
+        self.state().have.len()
+    }
+
     /// Whether this chunk is here.
     pub fn has(&self, index: ChunkIndex) -> bool {
-        unimplemented!()
+        self.state().have.contains(index)
     }
+
     /// Whether every chunk is here.
     pub fn is_complete(&self) -> bool {
-        unimplemented!()
+        self.state().have.is_full()
     }
+
+    /// What was written to disk so far.
+    pub fn disk_counters(&self) -> DiskCounters {
+        DiskCounters {
+            bytes: ByteCount(self.written.load(Ordering::Relaxed)),
+            time: Duration::from_nanos(self.writing_nanos.load(Ordering::Relaxed)),
+        }
+    }
+
     /// Registers a watcher; it is told of every chunk that is not in the set returned.
     pub fn watch(&self, watcher: Weak<dyn Watcher>) -> ChunkSet {
-        unimplemented!()
+        let mut state = self.state();
+        state.watchers.retain(|w| w.strong_count() > 0);
+        state.watchers.push(watcher);
+        state.have.clone()
     }
+
     /// The digest of a chunk that is here.
     pub fn digest(&self, index: ChunkIndex) -> Option<ChunkDigest> {
-        unimplemented!()
+        if !self.has(index) {
+            return None;
+        }
+        self.table.get(index)
     }
+
     /// The digests of a run of chunks, all of which must be here.
+    ///
+    /// # Errors
+    /// One is not here, or the chunk table was damaged under us.
     pub fn digests(&self, run: Range<u32>) -> Result<Vec<ChunkDigest>, Failure> {
-        unimplemented!()
+        let mut digests = Vec::with_capacity(run.len().min(self.layout.count() as usize));
+        self.each_digest(run, |digest| digests.push(digest))?;
+        Ok(digests)
     }
+
+    fn each_digest(&self, run: Range<u32>, mut each: impl FnMut(ChunkDigest)) -> Result<(), Failure> {
+        let missing = |index: u32| {
+            Failure::new(
+                Code::State,
+                format!("chunk {index} is not here or its entry in the chunk table is damaged"),
+                "push again; if it comes back, look at the disk of the agent's state directory",
+            )
+        };
+        if run.end > self.layout.count() {
+            return Err(missing(run.end - 1));
+        }
+        {
+            let state = self.state();
+            if let Some(gap) = run.clone().find(|i| !state.have.contains(ChunkIndex(*i))) {
+                return Err(missing(gap));
+            }
+        }
+        let mut damaged = None;
+        self.table.each(run, |index, digest| match digest {
+            Some(digest) => each(digest),
+            None => damaged = damaged.or(Some(index.0)),
+        })?;
+        damaged.map_or(Ok(()), |index| Err(missing(index)))
+    }
+
     /// The root over the manifest and all digests; every chunk must be here.
+    ///
+    /// # Errors
+    /// As [`Store::digests`].
     pub fn root(&self) -> Result<RootDigest, Failure> {
-        unimplemented!()
+        let mut root = RootHasher::new(self.manifest);
+        self.each_digest(0..self.layout.count(), |digest| root.push(digest))?;
+        Ok(root.finish())
     }
+
     /// The chunk's bytes, if they are still in memory.
     pub fn hot(&self, index: ChunkIndex) -> Option<Arc<ChunkBuf>> {
-        unimplemented!()
+        self.has(index).then(|| self.budget.hot(self.owner, index))?
     }
+
     /// Reads bytes of a chunk that is here, from `at` within it.
+    ///
+    /// # Errors
+    /// The disk's. At a target the chunk is then not here any more.
     pub fn read(&self, index: ChunkIndex, at: usize, buf: &mut [u8]) -> Result<(), Failure> {
-        unimplemented!()
+        self.check_range(index, at, buf.len())?;
+        let read = self.read_raw(index, at, buf);
+        if read.is_err() && self.target().is_some() {
+            tracing::warn!(%index, "a kept chunk cannot be read back; it will be fetched again");
+            let mut lost = ChunkSet::empty(self.layout.count());
+            lost.insert(index);
+            self.disown(&lost)?;
+        }
+        read
     }
+
+    fn check_range(&self, index: ChunkIndex, at: usize, len: usize) -> Result<(), Failure> {
+        if at
+            .checked_add(len)
+            .is_some_and(|end| end <= self.layout.len(index))
+        {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Code::Internal,
+            format!("{len} bytes at {at} do not lie in chunk {index}"),
+            "report this as a bug of stage",
+        ))
+    }
+
+    fn read_raw(&self, index: ChunkIndex, at: usize, buf: &mut [u8]) -> Result<(), Failure> {
+        let place = self.layout.offset(index) + at as u64;
+        match &self.bytes {
+            Bytes::Source(file) => self
+                .map
+                .pieces(place, buf.len(), |from, part| {
+                    file.read_exact_at(&mut buf[part], from)
+                })
+                .map_err(|e| {
+                    let mut failure = fault::of_std(&e, "reading the source", "");
+                    failure.code = Code::SourceIo;
+                    failure.path = None;
+                    failure
+                }),
+            Bytes::Target(copy) => copy.read(&self.map, place, buf),
+        }
+    }
+
     /// Makes the caller the one owner of a chunk that is not here; `None` if it is here or has an owner.
     pub fn claim(self: &Arc<Self>, index: ChunkIndex) -> Option<Claim> {
-        unimplemented!()
+        let mut state = self.state();
+        if state.have.contains(index) || !state.claimed.insert(index) {
+            return None;
+        }
+        drop(state);
+        Some(Claim {
+            store: self.clone(),
+            index,
+            kept: false,
+        })
     }
+
     /// Takes back that these chunks are here: their digests are not the payload's.
+    ///
+    /// # Errors
+    /// The chunk table cannot be written. The chunks are not here all the same.
     pub fn disown(&self, chunks: &ChunkSet) -> Result<(), Failure> {
-        unimplemented!()
+        let mut result = Ok(());
+        {
+            // Under the lock, so that no slot is emptied that a new owner of its chunk has just written.
+            let mut state = self.state();
+            for index in chunks.iter() {
+                if state.have.remove(index)
+                    && let Err(failure) = self.table.clear(index)
+                {
+                    result = Err(failure);
+                }
+            }
+        }
+        self.budget.forget(self.owner);
+        result
     }
+
+    /// Nothing of it can be relied on any more.
+    pub(crate) fn lose_all(&self) {
+        let all = self.have();
+        // What the table says is doubted anyway after a write error.
+        let _ = self.disown(&all);
+    }
+
     /// Whether an older copy stands at the target, so that digests should come ahead of bytes.
     pub fn wants_offers(&self) -> bool {
-        unimplemented!()
+        self.target().is_some_and(Copy::has_old) && !self.is_complete()
     }
+
     /// Compares the older copy's chunk with the payload's digest.
     ///
     /// # Errors
     /// Other content, where the rule is to leave it: the target is unfit.
     pub fn compare(self: &Arc<Self>, index: ChunkIndex, digest: ChunkDigest) -> Result<Compared, Failure> {
-        unimplemented!()
+        let Some(copy) = self.target() else {
+            return Ok(Compared::Different);
+        };
+        let Some(claim) = self.claim(index) else {
+            return Ok(if self.has(index) {
+                Compared::Same
+            } else {
+                // Its bytes are on their way already.
+                Compared::Different
+            });
+        };
+        // One at a time: a partial that is being made takes over all that was equal so far.
+        let _making = copy.making();
+        let place = self.layout.offset(index);
+        let len = self.layout.len(index);
+        let same = copy.old_digest(&self.map, place, len, self.hash) == Some(digest);
+        if !same {
+            self.make_partial(copy)?;
+            return Ok(Compared::Different);
+        }
+        if let Some(partial) = copy.partial() {
+            let started = Instant::now();
+            copy.carry(partial, &self.map, place, len)?;
+            self.count_write(len, started);
+            // The old copy is not ours: what counts is what arrived in the partial.
+            if copy.partial_digest(partial, &self.map, place, len, self.hash)? != digest {
+                return Ok(Compared::Different);
+            }
+        }
+        claim.keep(digest, None)?;
+        Ok(Compared::Same)
     }
+
+    /// The partial file to write into, made now if the old copy sufficed until now.
+    fn partial<'s>(&'s self, copy: &'s Copy) -> Result<&'s File, Failure> {
+        if let Some(partial) = copy.partial() {
+            return Ok(partial);
+        }
+        let _making = copy.making();
+        self.make_partial(copy)
+    }
+
+    /// Makes the partial, with all the old copy's chunks that are the payload's. The caller holds the lock on making.
+    fn make_partial<'s>(&'s self, copy: &'s Copy) -> Result<&'s File, Failure> {
+        if let Some(partial) = copy.partial() {
+            return Ok(partial);
+        }
+        let partial = copy.create_partial(&self.map)?;
+        let mut changed = ChunkSet::empty(self.layout.count());
+        for index in self.have().iter() {
+            let (place, len) = (self.layout.offset(index), self.layout.len(index));
+            let started = Instant::now();
+            let carried = copy
+                .carry(&partial, &self.map, place, len)
+                .and_then(|()| copy.partial_digest(&partial, &self.map, place, len, self.hash));
+            match carried {
+                Ok(digest) if self.table.get(index) == Some(digest) => self.count_write(len, started),
+                Ok(_) => {
+                    changed.insert(index);
+                }
+                Err(failure) => {
+                    copy.remove_partial();
+                    return Err(failure);
+                }
+            }
+        }
+        // What the old copy has lost since it was compared is forgotten before the table speaks of the partial.
+        self.disown(&changed)?;
+        copy.adopt_partial(partial, &self.table)
+    }
+
+    fn count_write(&self, len: usize, started: Instant) {
+        self.written.fetch_add(len as u64, Ordering::Relaxed);
+        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.writing_nanos.fetch_add(nanos, Ordering::Relaxed);
+    }
+
+    fn write(&self, index: ChunkIndex, at: usize, bytes: &[u8]) -> Result<(), Failure> {
+        self.check_range(index, at, bytes.len())?;
+        let Some(copy) = self.target() else {
+            return Err(Failure::new(
+                Code::Internal,
+                "a source is never written",
+                "report this as a bug of stage",
+            ));
+        };
+        let partial = self.partial(copy)?;
+        let started = Instant::now();
+        let place = self.layout.offset(index) + at as u64;
+        let written = self.map.pieces(place, bytes.len(), |to, part| {
+            partial.write_all_at(&bytes[part], to)
+        });
+        if let Err(e) = written {
+            // Other writes may have been lost with this one: nothing is believed unseen at the next start.
+            let _ = self.table.update(|record| record.doubt = true);
+            return Err(fault::of_std(&e, "writing", copy.shown()));
+        }
+        self.count_write(bytes.len(), started);
+        Ok(())
+    }
+
+    fn keep(
+        &self,
+        index: ChunkIndex,
+        digest: ChunkDigest,
+        bytes: Option<Arc<ChunkBuf>>,
+    ) -> Result<(), Failure> {
+        crash_point!("chunk_written");
+        self.table.put(index, digest)?;
+        if let Some(bytes) = bytes {
+            self.budget.keep_hot(self.owner, index, bytes);
+        }
+        let watchers: Vec<_> = {
+            let mut state = self.state();
+            state.have.insert(index);
+            state.claimed.remove(index);
+            state.watchers.iter().filter_map(Weak::upgrade).collect()
+        };
+        for watcher in watchers {
+            watcher.arrived(index);
+        }
+        crash_point!("chunk_kept");
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Store({:?})", self.state().have)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.budget.forget(self.owner);
+    }
+}
+
+/// The digest of so many bytes of the payload as they lie in a file; reads a block at a time.
+pub(crate) fn digest_in(
+    file: &File,
+    map: &Map,
+    place: u64,
+    len: usize,
+    hash: ChunkHash,
+) -> std::io::Result<ChunkDigest> {
+    let mut hasher = ChunkHasher::new(hash);
+    let mut block = vec![0; BLOCK.min(len)];
+    let mut done = 0;
+    while done < len {
+        let some = BLOCK.min(len - done);
+        map.pieces(place + done as u64, some, |from, part| {
+            file.read_exact_at(&mut block[part], from)
+        })?;
+        hasher.update(&block[..some]);
+        done += some;
+    }
+    Ok(hasher.finish())
 }
 
 /// The right to write one chunk. Dropped without [`Claim::keep`], the chunk is free again.
 #[derive(Debug)]
-pub struct Claim {}
+pub struct Claim {
+    store: Arc<Store>,
+    index: ChunkIndex,
+    kept: bool,
+}
 
-#[expect(clippy::unimplemented, unused_variables, reason = "being written")]
 impl Claim {
     /// Which chunk.
     pub fn index(&self) -> ChunkIndex {
-        unimplemented!()
+        self.index
     }
+
     /// Writes bytes to their place, from `at` within the chunk. At a source, which has its bytes, this is an error.
+    ///
+    /// # Errors
+    /// The disk's; or other content stands at the target and the rule is to leave it.
     pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), Failure> {
-        unimplemented!()
+        self.store.write(self.index, at, bytes)
     }
+
     /// The chunk is whole and its digest was checked: journals it, keeps its bytes hot, tells the watchers.
-    pub fn keep(self, digest: ChunkDigest, bytes: Option<Arc<ChunkBuf>>) -> Result<(), Failure> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// The chunk table cannot be written; the chunk is free again.
+    pub fn keep(mut self, digest: ChunkDigest, bytes: Option<Arc<ChunkBuf>>) -> Result<(), Failure> {
+        self.store.keep(self.index, digest, bytes)?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A kept chunk may have been disowned and claimed by somebody else since.
+        if !self.kept {
+            self.store.state().claimed.remove(self.index);
+        }
     }
 }

@@ -1,0 +1,213 @@
+//! The place of a target: its directory, held, with the final name and the partial's name in it.
+
+use std::fs::File;
+
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use stage_core::failure::{Code, Failure, show_path};
+use stage_core::id::JobId;
+use stage_core::units::ByteCount;
+
+use crate::fault;
+use crate::root::{Held, free_space};
+use crate::store::map::Map;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) held: Held,
+    pub(super) name: Vec<u8>,
+    partial: String,
+    /// The final path, for people.
+    pub(super) shown: String,
+}
+
+/// What stands under a name.
+pub(super) enum Seen {
+    Absent,
+    File(Stat),
+    Other(&'static str),
+}
+
+/// The name of a job's partial file.
+pub(super) fn partial_name(job: JobId) -> String {
+    format!(".stage-{job}-0")
+}
+
+impl Site {
+    pub(super) fn new(held: Held, name: &[u8], job: JobId) -> Self {
+        let mut path = held.path();
+        path.push(b'/');
+        path.extend(name);
+        Self {
+            held,
+            name: name.to_vec(),
+            partial: partial_name(job),
+            shown: show_path(&path),
+        }
+    }
+
+    pub(super) fn fault(&self, errno: Errno, doing: &str) -> Failure {
+        fault::of(errno, doing, &self.shown)
+    }
+
+    fn look_at(&self, name: &[u8]) -> rustix::io::Result<Seen> {
+        match rustix::fs::statat(self.held.fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(Seen::Absent),
+            Err(e) => Err(e),
+            Ok(stat) => Ok(match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => Seen::File(stat),
+                FileType::Directory => Seen::Other("a directory"),
+                FileType::Symlink => Seen::Other("a symbolic link"),
+                _ => Seen::Other("a special file"),
+            }),
+        }
+    }
+
+    /// What stands under the final name.
+    pub(super) fn look(&self) -> Result<Seen, Failure> {
+        self.look_at(&self.name)
+            .map_err(|e| self.fault(e, "looking at the target"))
+    }
+
+    /// The inode under the partial's name, if there is a regular file.
+    pub(super) fn partial_inode(&self) -> Option<(u64, u64)> {
+        match self.look_at(self.partial.as_bytes()) {
+            Ok(Seen::File(stat)) => Some((stat.st_dev, stat.st_ino)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn has_partial(&self) -> bool {
+        !matches!(self.look_at(self.partial.as_bytes()), Ok(Seen::Absent))
+    }
+
+    /// The file under the final name, for reading. It is looked at through the descriptor, so nothing is raced with.
+    pub(super) fn open_final(&self) -> rustix::io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(self.held.fd(), self.name.as_slice(), flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Errno::INVAL);
+        }
+        Ok(File::from(file))
+    }
+
+    /// The partial that an earlier run of this job left, if it is really ours.
+    pub(super) fn reopen_partial(&self) -> Option<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::empty()).ok()?;
+        let stat = rustix::fs::fstat(&file).ok()?;
+        let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_uid == rustix::process::geteuid().as_raw()
+            && stat.st_nlink == 1;
+        ours.then(|| File::from(file))
+    }
+
+    /// Makes the partial anew, with its space reserved. On failure nothing of it is left.
+    pub(super) fn create_partial(&self, map: &Map) -> Result<File, Failure> {
+        self.remove_partial()?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| self.fault(e, "making the partial file"))?;
+        let file = File::from(file);
+        if let Err(failure) = self.reserve(&file, map) {
+            let _ = self.remove_partial();
+            return Err(failure);
+        }
+        Ok(file)
+    }
+
+    /// Gives the partial its size, and the blocks of its data where the file system can.
+    pub(super) fn reserve(&self, file: &File, map: &Map) -> Result<(), Failure> {
+        let fail = |e| self.fault(e, "reserving space");
+        let stat = rustix::fs::fstat(file).map_err(fail)?;
+        let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        let need = map.data().0.saturating_sub(held);
+        // Asked first, because the refusal of fallocate has no numbers.
+        let free = free_space(self.held.fd()).map_err(fail)?;
+        if need > free.0 {
+            return Err(self.no_space(map.data(), ByteCount(need - free.0)));
+        }
+        if stat.st_size.cast_unsigned() != map.size().0 {
+            rustix::fs::ftruncate(file, map.size().0).map_err(fail)?;
+        }
+        for run in map.data_runs() {
+            match rustix::fs::fallocate(file, FallocateFlags::empty(), run.start, run.end - run.start) {
+                Ok(()) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    tracing::warn!(
+                        path = self.shown,
+                        "the file system cannot reserve space; going on without"
+                    );
+                    return Ok(());
+                }
+                Err(Errno::NOSPC) => {
+                    let free = free_space(self.held.fd()).map_or(0, |free| free.0);
+                    let short = need.saturating_sub(free).max(1);
+                    return Err(self.no_space(map.data(), ByteCount(short)));
+                }
+                Err(e) => return Err(fail(e)),
+            }
+        }
+        Ok(())
+    }
+
+    fn no_space(&self, size: ByteCount, short_by: ByteCount) -> Failure {
+        let mut failure = Failure::new(
+            Code::NoSpace,
+            format!("not enough space for {size}: {short_by} more are needed"),
+            "make room there, or push to another root",
+        )
+        .at(self.shown.clone());
+        failure.short_by = Some(short_by);
+        failure
+    }
+
+    /// Removes the partial, if there is one.
+    pub(super) fn remove_partial(&self) -> Result<(), Failure> {
+        match rustix::fs::unlinkat(self.held.fd(), &self.partial, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(self.fault(e, "removing the partial file")),
+        }
+    }
+
+    /// Gives the partial its final name. With `replace`, what stands there goes; else it stays.
+    ///
+    /// # Errors
+    /// `EEXIST` if something stands there and stays.
+    pub(super) fn rename(&self, replace: bool) -> rustix::io::Result<()> {
+        let (dir, from, to) = (self.held.fd(), self.partial.as_str(), self.name.as_slice());
+        if replace {
+            return rustix::fs::renameat(dir, from, dir, to);
+        }
+        match rustix::fs::renameat_with(dir, from, dir, to, rustix::fs::RenameFlags::NOREPLACE) {
+            // File systems without it (NFS): a link is as exclusive.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
+                rustix::fs::unlinkat(dir, from, AtFlags::empty())
+            }
+            other => other,
+        }
+    }
+
+    /// Other content stands at the target.
+    pub(super) fn exists(&self, what: &str) -> Failure {
+        Failure::new(
+            Code::Exists,
+            format!("{} exists {what}", self.shown),
+            "push with --if-exists replace to swap it atomically, or skip to leave it",
+        )
+        .at(self.shown.clone())
+    }
+
+    /// Something that is not a file stands at the target.
+    pub(super) fn wrong_kind(&self, kind: &str) -> Failure {
+        Failure::new(
+            Code::WrongKind,
+            format!("{} is {kind}, a file should come there", self.shown),
+            "move it away, or push to another directory",
+        )
+        .at(self.shown.clone())
+    }
+}
