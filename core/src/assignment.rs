@@ -40,6 +40,8 @@ pub enum Order {
         target: TargetSpec,
         /// What it is.
         manifest: Manifest,
+        /// Which function digests its chunks.
+        hash: ChunkHash,
     },
     /// Move bytes.
     Run(Run),
@@ -66,6 +68,9 @@ pub struct Run {
     pub parents: Vec<Peer>,
     /// For a target: how many streams to the parent.
     pub streams: StreamChoice,
+    /// For a target: the rate that the plan expects of this hop, [`Rate::UNLIMITED`] where it does not say. With
+    /// [`StreamChoice::Auto`] the streams together should carry it.
+    pub wanted: Rate,
     /// Who is planned to ask this node: these always find a place.
     pub children: Vec<NodeName>,
     /// What this node may send, over all its children.

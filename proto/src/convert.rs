@@ -139,6 +139,23 @@ pub fn if_exists(wire: i32) -> Result<IfExists, WireError> {
     }
 }
 
+impl From<ChunkHash> for v1::ChunkHash {
+    fn from(hash: ChunkHash) -> Self {
+        match hash {
+            ChunkHash::Blake3 => Self::Blake3,
+            ChunkHash::Sha256 => Self::Sha256,
+        }
+    }
+}
+
+fn chunk_hash(field: &'static str, wire: i32) -> Result<ChunkHash, WireError> {
+    match v1::ChunkHash::try_from(wire) {
+        Ok(v1::ChunkHash::Blake3) => Ok(ChunkHash::Blake3),
+        Ok(v1::ChunkHash::Sha256) => Ok(ChunkHash::Sha256),
+        Ok(v1::ChunkHash::Unspecified) | Err(_) => Err(fault(field, "is not known")),
+    }
+}
+
 impl From<&Plan> for v1::Plan {
     fn from(plan: &Plan) -> Self {
         Self {
@@ -325,11 +342,7 @@ impl From<&Run> for v1::Run {
         };
         Self {
             key: run.key.0.to_vec(),
-            hash: match run.hash {
-                ChunkHash::Blake3 => v1::ChunkHash::Blake3,
-                ChunkHash::Sha256 => v1::ChunkHash::Sha256,
-            }
-            .into(),
+            hash: v1::ChunkHash::from(run.hash).into(),
             manifest: run.manifest.encode(),
             source: run.source.as_ref().map(Into::into),
             target: run.target.as_ref().map(Into::into),
@@ -339,6 +352,11 @@ impl From<&Run> for v1::Run {
             children: run.children.iter().map(ToString::to_string).collect(),
             limit_bytes_per_second: limit_out(run.limit),
             r#final: run.fin.as_ref().map(Into::into),
+            wanted_bytes_per_second: if run.wanted == Rate::UNLIMITED {
+                0.0
+            } else {
+                run.wanted.bytes_per_second()
+            },
         }
     }
 }
@@ -352,11 +370,7 @@ impl TryFrom<&v1::Run> for Run {
         };
         Ok(Self {
             key: JobKey(array("run.key", &wire.key)?),
-            hash: match v1::ChunkHash::try_from(wire.hash) {
-                Ok(v1::ChunkHash::Blake3) => ChunkHash::Blake3,
-                Ok(v1::ChunkHash::Sha256) => ChunkHash::Sha256,
-                Ok(v1::ChunkHash::Unspecified) | Err(_) => return Err(fault("run.hash", "is not known")),
-            },
+            hash: chunk_hash("run.hash", wire.hash)?,
             manifest: manifest(&wire.manifest)?,
             source: wire.source.as_ref().map(TryInto::try_into).transpose()?,
             target: wire.target.as_ref().map(TryInto::try_into).transpose()?,
@@ -377,6 +391,10 @@ impl TryFrom<&v1::Run> for Run {
                 .map(|n| parse("run.children", n))
                 .collect::<Result<_, _>>()?,
             limit: limit(wire.limit_bytes_per_second),
+            wanted: match wire.wanted_bytes_per_second {
+                rate if rate > 0.0 => Rate::from_bytes_per_second(rate),
+                _ => Rate::UNLIMITED,
+            },
             fin: wire.r#final.as_ref().map(TryInto::try_into).transpose()?,
         })
     }
@@ -391,9 +409,14 @@ impl From<&Assignment> for v1::Assignment {
             version: assignment.version.0,
             order: Some(match &assignment.order {
                 Order::PrepareSource(source) => Wire::PrepareSource(source.into()),
-                Order::PrepareTarget { target, manifest } => Wire::PrepareTarget(v1::PrepareTarget {
+                Order::PrepareTarget {
+                    target,
+                    manifest,
+                    hash,
+                } => Wire::PrepareTarget(v1::PrepareTarget {
                     target: Some(target.into()),
                     manifest: manifest.encode(),
+                    hash: v1::ChunkHash::from(*hash).into(),
                 }),
                 Order::Run(run) => Wire::Run(run.into()),
                 Order::Release => Wire::Release(v1::Release {}),
@@ -416,6 +439,7 @@ impl TryFrom<&v1::Assignment> for Assignment {
                 Wire::PrepareTarget(prepare) => Order::PrepareTarget {
                     target: required("prepare_target.target", prepare.target.as_ref())?.try_into()?,
                     manifest: manifest(&prepare.manifest)?,
+                    hash: chunk_hash("prepare_target.hash", prepare.hash)?,
                 },
                 Wire::Run(run) => Order::Run(run.try_into()?),
                 Wire::Release(v1::Release {}) => Order::Release,
@@ -596,6 +620,7 @@ mod tests {
                 addresses: vec!["[::1]:7701".parse().unwrap()],
             }],
             streams: StreamChoice::Auto { cap: 8 },
+            wanted: Rate::from_bytes_per_second(1.25e9),
             children: vec!["n2".parse().unwrap()],
             limit: None,
             fin: Some(Final {
@@ -612,6 +637,7 @@ mod tests {
             Order::PrepareTarget {
                 target: run().target.unwrap(),
                 manifest: run().manifest,
+                hash: ChunkHash::Sha256,
             },
             Order::Run(run()),
             Order::Run(Run {

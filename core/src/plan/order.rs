@@ -75,7 +75,11 @@ impl Walk {
                 gateway(ground, &reached, &seen)
             };
         }
-        if let Some(&lost) = ground.seats.iter().find(|seat| waiting.binary_search(seat).is_ok()) {
+        if let Some(&lost) = ground
+            .seats
+            .iter()
+            .find(|seat| waiting.binary_search(seat).is_ok())
+        {
             return Err(PlanError::Unreachable(ground.name(lost).clone()));
         }
         let single = (0..ground.len()).all(|node| ground.node(node).interfaces.len() == 1);
