@@ -189,7 +189,7 @@ fn address(node: &Node, interface: usize) -> Result<IpAddr, LabError> {
 }
 
 /// The address alone, as `ip` takes it.
-fn host(address: IpAddr) -> String {
+pub(crate) fn host(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv6() { 128 } else { 32 })
 }
 

@@ -4,15 +4,19 @@
 //! [`Lab::up`] makes a namespace for each node and one for all switches; dropping the [`Lab`] removes them. Needs root,
 //! iproute2 and a kernel with tbf; tests ask [`need_netns`] first.
 //!
+//! [`cluster::Cluster::up`] starts stage itself in a lab: a coordinator and an agent on every node.
+//!
 //! What a lab does not do: it neither delays nor loses packets (`rtt` and `loss` of links), as netem may be missing from
 //! a kernel; parallel links are one of their summed capacity; a fabric with loops is refused, as bridges would send
 //! broadcasts around it.
 
+pub mod cluster;
 mod layout;
 mod measure;
 mod names;
 mod need;
 mod tools;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -23,8 +27,9 @@ use std::process::Command;
 use stage_core::id::NodeName;
 use stage_core::topology::Topology;
 
-pub use self::measure::Counters;
+pub use self::measure::{Counters, sha256sum};
 pub use self::need::{is_demanded, need_iperf, need_netns};
+pub use self::usage::Usage;
 
 /// Why a lab cannot be.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +62,20 @@ pub enum LabError {
         /// What was looked for.
         wanted: String,
     },
-    /// The nodes' directories cannot be made.
+    /// Certificates for a cluster cannot be made.
+    #[error("no certificates: {0}")]
+    Certificates(String),
+    /// What was waited for did not come.
+    #[error("{what} did not come within {within:?}: {state}")]
+    Late {
+        /// What.
+        what: String,
+        /// How long it was waited for.
+        within: std::time::Duration,
+        /// What was there instead.
+        state: String,
+    },
+    /// A file or directory cannot be made or read.
     #[error("{path}: {source}")]
     Directory {
         /// Where.
@@ -174,6 +192,23 @@ impl Lab {
             .first()
             .and_then(|interface| interface.address)
             .ok_or_else(|| LabError::NoAddress(node.name.clone()))
+    }
+
+    /// From now on, packets from one node to another vanish: no answer, no error at the other end. The way back stays.
+    ///
+    /// # Errors
+    /// Unknown nodes, or a tool that failed.
+    pub fn black_hole(&self, from: &str, to: &str) -> Result<(), LabError> {
+        let unknown = || LabError::UnknownNode(to.to_owned());
+        let name = to.parse().map_err(|_| unknown())?;
+        for interface in &self.topology.node(&name).ok_or_else(unknown)?.interfaces {
+            let address = interface
+                .address
+                .ok_or_else(|| LabError::NoAddress(name.clone()))?;
+            let words = ["route", "replace", "blackhole", &layout::host(address)];
+            tools::ip(&[&["-n", self.namespace(from)?], &words[..]].concat(), "")?;
+        }
+        Ok(())
     }
 
     /// A directory of the node's own, in memory, gone with the lab.

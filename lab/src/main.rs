@@ -2,6 +2,9 @@
 //!
 //!     stage-lab up topology.toml -- bash
 //!     stage-lab up topology.toml --on head -- ping -c 3 10.0.1.7
+//!     stage-lab accept --stage target/release/stage
+
+mod accept;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -36,6 +39,10 @@ enum What {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// Measure what stage promises, on real daemons in labs of its own.
+    ///
+    /// Needs iperf3 as well, and some 16 GiB of memory. Ends with 1 if a figure is not as asked.
+    Accept(accept::Accept),
     /// Remove what labs of dead processes left behind.
     Sweep,
 }
@@ -58,6 +65,11 @@ fn run(what: What) -> Result<ExitCode, String> {
                 .map_err(|why| why.to_string())?
                 .block_on(up(&file, on.as_deref(), &command))
         }
+        What::Accept(accept) => Ok(if accept::run(&accept)? {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }),
         What::Sweep => {
             for name in stage_lab::sweep() {
                 drop(writeln!(io::stdout(), "removed {name}"));

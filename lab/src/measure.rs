@@ -1,7 +1,8 @@
 //! What a lab measures: bytes over an edge, and what a TCP connection carries.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::Value;
@@ -17,6 +18,22 @@ pub struct Counters {
     pub bytes: ByteCount,
     /// Packets, held together likewise.
     pub packets: u64,
+}
+
+/// The SHA-256 digests of files, in their order, as coreutils' `sha256sum` finds them.
+///
+/// # Errors
+/// A file that it cannot read.
+pub fn sha256sum(files: &[PathBuf]) -> Result<Vec<String>, LabError> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
+    let answer = tools::run(Command::new("sha256sum").arg("--").args(files), "")?;
+    // A name with a line feed in it is written with a backslash, and its line begins with one.
+    let digests = answer.lines().filter_map(|line| line.split_whitespace().next());
+    Ok(digests
+        .map(|digest| digest.trim_start_matches('\\').to_owned())
+        .collect())
 }
 
 /// A process that ends with its owner.

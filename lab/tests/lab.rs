@@ -91,7 +91,7 @@ fn ping(lab: &Lab, from: &str, to: &str) -> bool {
     let output = lab
         .command(from, "timeout")
         .unwrap()
-        .args(["5", "bash", "-c", &script])
+        .args(["3", "bash", "-c", &script])
         .output()
         .unwrap();
     String::from_utf8_lossy(&output.stderr).contains("Connection refused")
@@ -142,6 +142,22 @@ fn every_node_reaches_every_other_and_nothing_is_left() {
     let left = Command::new("ip").args(["netns", "list"]).output().unwrap();
     assert!(!String::from_utf8_lossy(&left.stdout).contains(&prefix));
     assert!(!dir.exists());
+}
+
+#[test]
+fn a_black_hole_swallows_one_direction() {
+    if !need_netns() {
+        return;
+    }
+    let lab = Lab::up(&topology()).unwrap();
+    for (from, to) in [("a1", "a2"), ("dtn", "head")] {
+        assert!(ping(&lab, from, to), "{from} to {to}");
+        lab.black_hole(to, from).unwrap();
+        // The request arrives, no answer comes.
+        assert!(!ping(&lab, from, to), "{from} to {to}");
+    }
+    assert!(ping(&lab, "a1", "b1"));
+    assert!(lab.black_hole("a1", "nobody").is_err());
 }
 
 #[test]
