@@ -17,6 +17,7 @@
 //! | [`source`] | a source's life: look, read once in order, declare FINAL, SHA-256 beside it |
 //! | [`plane`] | the data listener, and the jobs that it serves |
 //! | [`inbound`] | receiving: one parent at a time, fallbacks, streams |
+//! | `crash`, `fault` | points at which tests kill the process; what the disk's errors mean |
 //! | `frame`, `hello`, `outbound`, `pace` | the wire, its handshake, sending, and limits |
 //!
 //! It knows core and net, never gRPC: what a job is comes in as arguments, what happens goes out as events.

@@ -12,6 +12,8 @@
 pub(crate) mod copy;
 mod publish;
 mod site;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -1,6 +1,7 @@
 //! The place of a target: its directory, held, with the final name and the partial's name in it.
 
 use std::fs::File;
+use std::os::fd::AsRawFd as _;
 
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -95,13 +96,26 @@ impl Site {
 
     /// The partial that an earlier run of this job left, if it is really ours.
     pub(super) fn reopen_partial(&self) -> Option<File> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::empty()).ok()?;
-        let stat = rustix::fs::fstat(&file).ok()?;
-        let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && stat.st_uid == rustix::process::geteuid().as_raw()
-            && stat.st_nlink == 1;
-        ours.then(|| File::from(file))
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let open = |flags| {
+            let file = rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::empty())?;
+            let stat = rustix::fs::fstat(&file)?;
+            let ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                && stat.st_uid == rustix::process::geteuid().as_raw()
+                && stat.st_nlink == 1;
+            if ours { Ok(file) } else { Err(Errno::PERM) }
+        };
+        match open(flags | OFlags::RDWR) {
+            Err(Errno::ACCESS) => {
+                // It died between taking its final mode, which may be read-only, and the rename. A descriptor that is
+                // only a place takes no new mode; its entry in /proc, which leads to that very inode, does.
+                let place = open(flags | OFlags::PATH).ok()?;
+                let entry = format!("/proc/self/fd/{}", place.as_raw_fd());
+                rustix::fs::chmod(entry, Mode::RUSR | Mode::WUSR).ok()?;
+                open(flags | OFlags::RDWR).ok().map(File::from)
+            }
+            other => other.ok().map(File::from),
+        }
     }
 
     /// Makes the partial anew, with its space reserved. On failure nothing of it is left.

@@ -92,7 +92,7 @@ fn chunks_have_one_owner_and_watchers_hear_of_each_once() {
     let heard = Arc::new(Heard(Mutex::default()));
     let watcher: Arc<dyn Watcher> = heard.clone();
     let known = store.watch(Arc::downgrade(&watcher));
-    assert_eq!(known, ChunkSet::from_runs(3, [1..2]));
+    assert_eq!(known, ChunkSet::from_runs(3, std::iter::once(1..2)));
 
     let claim = store.claim(ChunkIndex(0)).unwrap();
     assert!(store.claim(ChunkIndex(0)).is_none(), "it has an owner");
@@ -149,7 +149,10 @@ fn what_does_not_agree_is_not_published_until_it_does() {
         Err(PublishError::RootDiffers)
     ));
     assert!(!bench.file().exists());
-    target.store().disown(&ChunkSet::from_runs(2, [1..2])).unwrap();
+    target
+        .store()
+        .disown(&ChunkSet::from_runs(2, std::iter::once(1..2)))
+        .unwrap();
     assert!(matches!(
         target.publish(&bench.fin()),
         Err(PublishError::Failed(_))

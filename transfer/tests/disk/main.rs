@@ -1,4 +1,14 @@
 //! A target's life on real files: every rule of prepare, resume, publish and discard, and death at every crash point.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "tests: helpers are not marked as such"
+)]
+
 mod bench;
+mod crash;
+mod damage;
 mod life;
+mod places;
+mod present;
