@@ -18,14 +18,27 @@
 //! | [`plane`] | the data listener, and the jobs that it serves |
 //! | [`inbound`] | receiving: one parent at a time, fallbacks, streams |
 //! | `crash`, `fault` | points at which tests kill the process; what the disk's errors mean |
-//! | `frame`, `hello`, `outbound`, `pace` | the wire, its handshake, sending, and limits |
+//! | [`outbound`] | sending: one queue a hop, and the threads that take from it |
+//! | [`frame`], [`hello`], [`pace`], `beat` | the wire, its handshake, limits, and how waiting differs from silence |
 //!
 //! It knows core and net, never gRPC: what a job is comes in as arguments, what happens goes out as events.
 
+mod beat;
 pub mod budget;
 mod crash;
+pub mod error;
 mod fault;
+pub mod frame;
+pub mod hello;
+pub mod inbound;
 mod journal;
+pub mod outbound;
+pub mod pace;
+pub mod plane;
 pub mod root;
+pub mod source;
 pub mod store;
+mod sync;
 pub mod target;
+
+pub use error::TransferError;

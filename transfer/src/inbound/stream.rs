@@ -1,0 +1,226 @@
+//! One data connection from the parent, on its own thread: reads blocks, hashes them, writes them to their place, and
+//! keeps the chunk if its digest agrees.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use stage_core::chunk::BLOCK;
+use stage_core::digest::ChunkHasher;
+use stage_net::{BlockingConn, Closer};
+
+use super::hop::{Fault, InHop};
+use crate::error::TransferError;
+use crate::frame::Header;
+use crate::sync::lock;
+
+/// How long one read may wait before the thread looks whether the hop is over.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// A chunk of which nothing comes for so long is given up.
+const SILENCE: Duration = Duration::from_secs(10);
+/// A stream is slow whose chunk takes so many times its siblings' median, and this long at least.
+const SLOW: (u32, Duration) = (10, Duration::from_secs(1));
+/// How many chunk times of a stream are remembered.
+const TIMES: usize = 8;
+
+/// What others may know and do about a stream.
+pub(super) struct Slot {
+    pub(super) number: u32,
+    closer: Closer,
+    /// When the chunk under way began.
+    began: Mutex<Option<Instant>>,
+    /// How long the last chunks took.
+    times: Mutex<VecDeque<Duration>>,
+    pub(super) slow: AtomicBool,
+}
+
+impl Slot {
+    pub(super) fn new(number: u32, closer: Closer) -> Self {
+        Self {
+            number,
+            closer,
+            began: Mutex::default(),
+            times: Mutex::default(),
+            slow: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.closer.close();
+    }
+}
+
+/// Ends the streams whose chunk takes far longer than their siblings' chunks.
+pub(super) fn end_slow(slots: &[Arc<Slot>], now: Instant) {
+    for slot in slots {
+        let Some(began) = *lock(&slot.began) else { continue };
+        let mut siblings: Vec<Duration> = slots
+            .iter()
+            .filter(|other| other.number != slot.number)
+            .flat_map(|other| lock(&other.times).iter().copied().collect::<Vec<_>>())
+            .collect();
+        if siblings.is_empty() {
+            continue;
+        }
+        siblings.sort_unstable();
+        let median = siblings[siblings.len() / 2];
+        let most = (median * SLOW.0).max(SLOW.1);
+        if now.saturating_duration_since(began) > most {
+            tracing::info!(
+                stream = slot.number,
+                ?median,
+                "a stream is far slower than its siblings and is ended"
+            );
+            slot.slow.store(true, Ordering::Relaxed);
+            slot.close();
+        }
+    }
+}
+
+/// Receives until the hop or the connection ends.
+pub(super) fn run(hop: &Arc<InHop>, slot: &Arc<Slot>, conn: BlockingConn) -> Result<(), TransferError> {
+    conn.set_read_timeout(Some(PATIENCE))?;
+    let store = &hop.shared.store;
+    let mut receiver = Receiver {
+        hop,
+        slot,
+        conn,
+        hasher: ChunkHasher::new(store.hash()),
+        block: Vec::new(),
+    };
+    let mut header = [0; Header::LEN];
+    while receiver.fill(&mut header, true)? {
+        let header = Header::decode(&header, store.layout())?;
+        *lock(&slot.began) = Some(Instant::now());
+        receiver.chunk(&header)?;
+        if let Some(began) = lock(&slot.began).take() {
+            let mut times = lock(&slot.times);
+            if times.len() == TIMES {
+                times.pop_front();
+            }
+            times.push_back(began.elapsed());
+        }
+    }
+    Ok(())
+}
+
+struct Receiver<'a> {
+    hop: &'a Arc<InHop>,
+    slot: &'a Arc<Slot>,
+    conn: BlockingConn,
+    hasher: ChunkHasher,
+    /// For chunks that get no buffer, and for those that nobody wants.
+    block: Vec<u8>,
+}
+
+impl Receiver<'_> {
+    fn chunk(&mut self, header: &Header) -> Result<(), TransferError> {
+        let shared = &self.hop.shared;
+        let len = header.len as usize;
+        let Some(claim) = shared.store.claim(header.index) else {
+            self.drain(len)?;
+            self.hop.missed(header.index);
+            return Ok(());
+        };
+        let failed = |failure| {
+            self.hop.fail(Fault::Store(failure));
+            TransferError::Stopped
+        };
+        // Never waited for: without one the chunk goes through a block, and is read from the file by who needs it.
+        let mut buffer = shared.plane.budget().take();
+        let mut at = 0;
+        while at < len {
+            let now = BLOCK.min(len - at);
+            let mut own = std::mem::take(&mut self.block);
+            let block = match &mut buffer {
+                Some(buffer) => &mut buffer.resize(len)[at..at + now],
+                None => {
+                    own.resize(BLOCK, 0);
+                    &mut own[..now]
+                }
+            };
+            self.fill(block, false)?;
+            self.hasher.update(block);
+            claim.write(at, block).map_err(failed)?;
+            self.block = own;
+            at += now;
+            self.count(now);
+        }
+        if self.hasher.finish() != header.digest {
+            self.hop.fail(Fault::Corrupt(header.index));
+            return Err(TransferError::Protocol("a chunk's bytes are not its digest's"));
+        }
+        claim.keep(header.digest, buffer.map(Arc::new)).map_err(failed)
+    }
+
+    fn drain(&mut self, mut len: usize) -> Result<(), TransferError> {
+        while len > 0 {
+            let now = BLOCK.min(len);
+            let mut own = std::mem::take(&mut self.block);
+            own.resize(BLOCK, 0);
+            self.fill(&mut own[..now], false)?;
+            self.block = own;
+            self.count(now);
+            len -= now;
+        }
+        Ok(())
+    }
+
+    fn count(&self, bytes: usize) {
+        self.hop
+            .shared
+            .bytes_received
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+        self.hop.bytes_came();
+    }
+
+    /// Fills the buffer. Between chunks a stream may be silent for as long as its hop lives, and may end: `false`.
+    fn fill(&mut self, mut buf: &mut [u8], between: bool) -> Result<bool, TransferError> {
+        let whole = buf.len();
+        let mut last = Instant::now();
+        while !buf.is_empty() {
+            match self.conn.read(buf) {
+                Ok(0) if between && buf.len() == whole => return Ok(false),
+                Ok(0) => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+                Ok(read) => {
+                    buf = &mut buf[read..];
+                    last = Instant::now();
+                }
+                Err(error) => match error.kind() {
+                    ErrorKind::Interrupted => {}
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                        if self.hop.is_over() || self.slot.slow.load(Ordering::Relaxed) {
+                            return Err(TransferError::Stopped);
+                        }
+                        let within = !between || buf.len() < whole;
+                        if within && last.elapsed() > SILENCE {
+                            return Err(TransferError::Silent(SILENCE.as_secs()));
+                        }
+                    }
+                    _ => return Err(error.into()),
+                },
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The thread of a stream, and word of its end.
+pub(super) fn spawn(
+    hop: Arc<InHop>,
+    slot: Arc<Slot>,
+    conn: BlockingConn,
+) -> io::Result<(std::thread::JoinHandle<()>, tokio::sync::oneshot::Receiver<()>)> {
+    let (say, said) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name(format!("in-{}", slot.number))
+        .spawn(move || {
+            if let Err(error) = run(&hop, &slot, conn) {
+                tracing::debug!(parent = %hop.peer.node, stream = slot.number, %error, "stream ended");
+            }
+            let _ = say.send(());
+        })?;
+    Ok((thread, said))
+}

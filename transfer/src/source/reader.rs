@@ -1,0 +1,109 @@
+//! The one reading of the source: each chunk once, in order, hashed and kept as it comes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use stage_core::assignment::{Final, SourceReport};
+use stage_core::chunk::{BLOCK, ChunkIndex};
+use stage_core::digest::ChunkHasher;
+use stage_core::failure::{Code, Failure};
+
+use super::Shared;
+use crate::frame::Waits;
+use crate::sync::lock;
+
+/// Why the reading ended before its end.
+enum End {
+    Stopped,
+    Failed(Failure),
+}
+
+pub(super) fn run(shared: &Shared) {
+    match read_all(shared).and_then(|()| declare(shared)) {
+        Ok(fin) => {
+            // In this order: whoever waits for the declaration must find it said.
+            shared.say(SourceReport::Final(fin));
+            shared.advance(|progress| progress.declared = true);
+        }
+        Err(End::Stopped) => {}
+        Err(End::Failed(failure)) => shared.fail(failure),
+    }
+}
+
+fn read_all(shared: &Shared) -> Result<(), End> {
+    let store = &shared.store;
+    let mut hasher = ChunkHasher::new(store.hash());
+    let mut own = Vec::new();
+    for index in (0..store.layout().count()).map(ChunkIndex) {
+        wait_as(shared, Waits::Nothing);
+        if shared.has_failed() || !shared.served.wait_for_demand(index.0, &shared.stop) {
+            return Err(End::Stopped);
+        }
+        let claim = store.claim(index).ok_or_else(|| {
+            End::Failed(Failure::new(
+                Code::Internal,
+                format!("chunk {index} of the source has another owner"),
+                "report this as a bug of stage",
+            ))
+        })?;
+        let len = store.layout().len(index);
+        let mut buffer = shared.served.budget.take();
+        let mut at = 0;
+        while at < len {
+            let now = BLOCK.min(len - at);
+            pause(shared, now)?;
+            wait_as(shared, Waits::Source);
+            let block = match &mut buffer {
+                Some(buffer) => &mut buffer.resize(len)[at..at + now],
+                None => {
+                    own.resize(BLOCK, 0);
+                    &mut own[..now]
+                }
+            };
+            store
+                .read(index, at, block)
+                // A file that was cut short reads as an error; what it was is more to the point.
+                .map_err(|failure| End::Failed(shared.unchanged().err().unwrap_or(failure)))?;
+            hasher.update(block);
+            shared.bytes_read.fetch_add(now as u64, Ordering::Relaxed);
+            at += now;
+        }
+        claim
+            .keep(hasher.finish(), buffer.map(Arc::new))
+            .map_err(End::Failed)?;
+        shared.advance(|progress| progress.read = index.0 + 1);
+    }
+    wait_as(shared, Waits::Nothing);
+    Ok(())
+}
+
+/// All is read: what it was, provided that it still is.
+fn declare(shared: &Shared) -> Result<Final, End> {
+    shared.unchanged().map_err(End::Failed)?;
+    Ok(Final {
+        root: shared.store.root().map_err(End::Failed)?,
+        chunks: shared.store.layout().count(),
+    })
+}
+
+/// Sleeps as long as the limit says.
+fn pause(shared: &Shared, bytes: usize) -> Result<(), End> {
+    let until = Instant::now() + shared.pace.take(bytes, Instant::now());
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        if shared.is_stopped() || shared.has_failed() {
+            return Err(End::Stopped);
+        }
+        wait_as(shared, Waits::Limit);
+        std::thread::sleep(left.min(Duration::from_millis(100)));
+    }
+}
+
+/// What the beat says that the bytes wait for.
+fn wait_as(shared: &Shared, waits: Waits) {
+    *lock(&shared.served.waits) = waits;
+}

@@ -1,0 +1,137 @@
+//! Parents that fail: corrupt, dead, silent, leaving.
+
+use stage_core::chunk::{CHUNK, ChunkIndex};
+use stage_core::units::Rate;
+use stage_transfer::inbound::HopEvent;
+use stage_transfer::outbound;
+
+use crate::bench::{Bench, name, parents, until};
+use crate::proxy::{Fault, Proxy};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_byte_is_never_counted_and_its_sender_is_named() {
+    let bench = Bench::tls(16 * CHUNK);
+    let nodes: Vec<_> = ["n0", "n1", "n2", "n3"].map(|n| bench.node(n)).into();
+    let (t1, t2, t3) = (
+        bench.target(&nodes[1]),
+        bench.target(&nodes[2]),
+        bench.target(&nodes[3]),
+    );
+    let _s1 = bench.serve(&nodes[1], &t1, &["n2"]);
+    let s2 = bench.serve(&nodes[2], &t2, &["n3"]);
+    let chunk = ChunkIndex(9);
+    s2.set_fault(Some(outbound::Fault::FlipByte { chunk }));
+    let mut source = bench.source(&nodes[0], &["n1"]).await;
+    let mut r1 = bench.receive(&nodes[1], t1.store(), vec![nodes[0].peer()], 2);
+    let mut r2 = bench.receive(&nodes[2], t2.store(), vec![nodes[1].peer(), nodes[0].peer()], 2);
+    let ancestors = vec![nodes[2].peer(), nodes[1].peer(), nodes[0].peer()];
+    let mut r3 = bench.receive(&nodes[3], t3.store(), ancestors, 2);
+    r1.complete().await;
+    r2.complete().await;
+    let events = r3.complete().await;
+    let corrupt = HopEvent::Corrupt {
+        parent: name("n2"),
+        chunk,
+    };
+    assert_eq!(
+        events.iter().filter(|event| **event == corrupt).count(),
+        1,
+        "{events:?}"
+    );
+    assert_eq!(parents(&events), ["n2", "n1"]);
+    let fin = source.fin().await;
+    for target in [t1, t2, t3] {
+        bench.published(target, fin.clone()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_whose_parent_dies_goes_on_where_it_was() {
+    let bench = Bench::insecure(48 * CHUNK);
+    let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
+    let (t1, t2) = (bench.target(&n1), bench.target(&n2));
+    let serving = bench.serve(&n1, &t1, &["n2"]);
+    serving.set_limit(Some(Rate::from_bytes_per_second(16e6)));
+    let mut source = bench.source(&n0, &["n1"]).await;
+    let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
+    let proxy = Proxy::before(n1.plane.addresses()[0], Fault::default()).await;
+    let streams = 2;
+    let mut r2 = bench.receive(
+        &n2,
+        t2.store(),
+        vec![n1.peer_at(proxy.address), n0.peer()],
+        streams,
+    );
+    r1.complete().await;
+    until("some chunks", || t2.store().have().len() >= 8).await;
+    proxy.cut();
+    let events = r2.complete().await;
+    assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
+    // Beyond the payload only what each stream had of a chunk when the parent died.
+    let twice = r2.inbound.counters().bytes_received - bench.size();
+    assert!(twice < u64::from(streams) * CHUNK, "{twice} bytes came twice");
+    bench.published(t2, source.fin().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_parent_is_left_for_its_fallback() {
+    let bench = Bench::tls(24 * CHUNK);
+    let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
+    let (t1, t2) = (bench.target(&n1), bench.target(&n2));
+    let serving = bench.serve(&n1, &t1, &["n2"]);
+    serving.set_limit(Some(Rate::from_bytes_per_second(8e6)));
+    let mut source = bench.source(&n0, &["n1"]).await;
+    let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
+    let proxy = Proxy::before(n1.plane.addresses()[0], Fault::default()).await;
+    let mut r2 = bench.receive(&n2, t2.store(), vec![n1.peer_at(proxy.address), n0.peer()], 2);
+    r1.complete().await;
+    until("some chunks", || t2.store().have().len() >= 4).await;
+    proxy.freeze();
+    let events = r2.complete().await;
+    assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
+    let silent = events
+        .iter()
+        .any(|event| matches!(event, HopEvent::Moved { why, .. } if why.contains("no word")));
+    assert!(silent, "{events:?}");
+    bench.published(t2, source.fin().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_parent_that_drains_is_left() {
+    let bench = Bench::insecure(32 * CHUNK);
+    let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
+    let (t1, t2) = (bench.target(&n1), bench.target(&n2));
+    let serving = bench.serve(&n1, &t1, &["n2"]);
+    serving.set_limit(Some(Rate::from_bytes_per_second(8e6)));
+    let mut source = bench.source(&n0, &["n1"]).await;
+    let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
+    let mut r2 = bench.receive(&n2, t2.store(), vec![n1.peer(), n0.peer()], 2);
+    r1.complete().await;
+    until("some chunks", || t2.store().have().len() >= 4).await;
+    n1.plane.drain();
+    let events = r2.complete().await;
+    assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
+    bench.published(t2, source.fin().await).await;
+    n1.plane.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_plan_moves_the_child_without_a_gap() {
+    let bench = Bench::insecure(32 * CHUNK);
+    let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
+    let (t1, t2) = (bench.target(&n1), bench.target(&n2));
+    let serving = bench.serve(&n1, &t1, &["n2"]);
+    serving.set_limit(Some(Rate::from_bytes_per_second(8e6)));
+    let mut source = bench.source(&n0, &["n1", "n2"]).await;
+    let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
+    let mut r2 = bench.receive(&n2, t2.store(), vec![n1.peer(), n0.peer()], 2);
+    r1.complete().await;
+    until("some chunks", || t2.store().have().len() >= 4).await;
+    // The same plan again changes nothing, another first parent does.
+    let streams = stage_core::assignment::StreamChoice::Fixed(2);
+    r2.inbound.set_parents(vec![n1.peer(), n0.peer()], streams).await;
+    r2.inbound.set_parents(vec![n0.peer(), n1.peer()], streams).await;
+    let events = r2.complete().await;
+    assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
+    bench.published(t2, source.fin().await).await;
+}

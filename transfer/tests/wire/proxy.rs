@@ -1,0 +1,137 @@
+//! A TCP proxy that stands between a child and its parent, and can be slow, frozen or cut.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+/// What goes wrong.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Fault {
+    /// The n-th connection (0 is the control connection) carries so many bytes a second.
+    pub(crate) slow: Option<(usize, u64)>,
+}
+
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    to: SocketAddr,
+    fault: Fault,
+    /// Bytes from the parent, by connection.
+    carried: Mutex<Vec<Arc<AtomicU64>>>,
+    frozen: CancellationToken,
+    cut: CancellationToken,
+}
+
+impl Proxy {
+    pub(crate) async fn before(to: SocketAddr, fault: Fault) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let inner = Arc::new(Inner {
+            to,
+            fault,
+            carried: Mutex::default(),
+            frozen: CancellationToken::new(),
+            cut: CancellationToken::new(),
+        });
+        let accepting = inner.clone();
+        tokio::spawn(async move {
+            loop {
+                let child = tokio::select! {
+                    () = accepting.cut.cancelled() => return,
+                    child = listener.accept() => child.unwrap().0,
+                };
+                // A frozen host's kernel still accepts.
+                tokio::spawn(accepting.clone().forward(child));
+            }
+        });
+        Self { address, inner }
+    }
+
+    /// From now on nothing is forwarded, and nothing closed.
+    pub(crate) fn freeze(&self) {
+        self.inner.frozen.cancel();
+    }
+
+    /// Ends all connections and takes no more.
+    pub(crate) fn cut(&self) {
+        self.inner.cut.cancel();
+    }
+
+    /// Bytes from the parent so far, by connection in the order of their coming.
+    pub(crate) fn carried(&self) -> Vec<u64> {
+        let carried = self.inner.carried.lock().unwrap();
+        carried
+            .iter()
+            .map(|bytes| bytes.load(Ordering::Relaxed))
+            .collect()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.cut();
+    }
+}
+
+impl Inner {
+    async fn forward(self: Arc<Self>, child: TcpStream) {
+        let (number, count) = {
+            let mut carried = self.carried.lock().unwrap();
+            let count = Arc::new(AtomicU64::new(0));
+            carried.push(count.clone());
+            (carried.len() - 1, count)
+        };
+        let Ok(parent) = TcpStream::connect(self.to).await else {
+            return;
+        };
+        child.set_nodelay(true).unwrap();
+        parent.set_nodelay(true).unwrap();
+        let rate = self
+            .fault
+            .slow
+            .filter(|(slow, _)| *slow == number)
+            .map(|(_, rate)| rate);
+        let (from_child, to_child) = child.into_split();
+        let (from_parent, to_parent) = parent.into_split();
+        let upward = AtomicU64::new(0);
+        tokio::select! {
+            () = self.cut.cancelled() => {}
+            () = self.copy(from_parent, to_child, rate, &count) => {}
+            () = self.copy(from_child, to_parent, None, &upward) => {}
+        }
+    }
+
+    async fn copy(
+        &self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        rate: Option<u64>,
+        count: &AtomicU64,
+    ) {
+        let mut buf = vec![0; 16 << 10];
+        loop {
+            let Ok(read) = from.read(&mut buf).await else {
+                return;
+            };
+            if self.frozen.is_cancelled() {
+                std::future::pending::<()>().await;
+            }
+            if read == 0 || to.write_all(&buf[..read]).await.is_err() {
+                return;
+            }
+            count.fetch_add(read as u64, Ordering::Relaxed);
+            if let Some(rate) = rate {
+                tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate as f64)).await;
+            }
+        }
+    }
+}
