@@ -279,21 +279,26 @@ impl Table {
     /// Writes another head.
     pub(crate) fn set_record(&self, record: Record) -> Result<(), Failure> {
         let mut held = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        record
-            .encode()
-            .and_then(|bytes| self.file.write_all_at(&bytes, 0))
-            .map_err(|e| self.fail(&e, "writing the chunk table"))?;
+        self.write_head(&record)?;
         *held = Some(record);
         Ok(())
     }
 
     /// Changes the head, if there is one.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Record)) -> Result<(), Failure> {
-        let Some(mut record) = self.record() else {
-            return Ok(());
-        };
-        change(&mut record);
-        self.set_record(record)
+        let mut held = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = &mut *held {
+            change(record);
+            self.write_head(record)?;
+        }
+        Ok(())
+    }
+
+    fn write_head(&self, record: &Record) -> Result<(), Failure> {
+        record
+            .encode()
+            .and_then(|bytes| self.file.write_all_at(&bytes, 0))
+            .map_err(|e| self.fail(&e, "writing the chunk table"))
     }
 
     /// Makes the head durable.

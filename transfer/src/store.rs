@@ -375,6 +375,9 @@ impl Store {
             ));
         };
         let partial = self.partial(copy)?;
+        if let Some(failure) = copy.no_space() {
+            return Err(failure.clone());
+        }
         let started = Instant::now();
         let place = self.layout.offset(index) + at as u64;
         let written = self.map.pieces(place, bytes.len(), |to, part| {

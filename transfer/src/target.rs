@@ -11,6 +11,7 @@
 
 pub(crate) mod copy;
 mod publish;
+mod reserve;
 mod site;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ use crate::store::map::Map;
 use crate::store::{Bytes, Parts, Store, digest_in, layout_of};
 use copy::{Copy, Old};
 pub use publish::{Publication, PublishError};
+use reserve::Partial;
 use site::{Seen, Site};
 
 /// A target that can take the payload, or need not.
@@ -61,7 +63,8 @@ pub struct Target {
 }
 
 /// Looks whether the payload can be taken, reserves its space and takes up what an earlier run left. May hash again
-/// all that an earlier run claimed, so it can take as long as reading the partial.
+/// all that an earlier run claimed, so it can take as long as reading the partial. One at a time for a job: the caller
+/// keeps the target as long as the job lasts.
 ///
 /// # Errors
 /// Why the target is unfit now. Then nothing new is left on the disk.
@@ -201,7 +204,7 @@ impl Preparing<'_> {
         table: Table,
         have: ChunkSet,
         old: Option<Old>,
-        partial: Option<File>,
+        partial: Option<Partial>,
     ) -> Result<Target, Failure> {
         let copy = Copy::new(self.site.clone(), self.rule, old, partial);
         let store = Store::assemble(Parts {
@@ -256,7 +259,7 @@ impl Preparing<'_> {
         if self.site.partial_inode().is_some_and(|(_, ino)| ino == inode) {
             self.site.remove_partial()?;
         }
-        let target = self.target(table, have, None, Some(old.file))?;
+        let target = self.target(table, have, None, Some(Partial::whole(old.file)))?;
         target.finish(target.copy()).map_err(|error| match error {
             PublishError::Unfit(failure) | PublishError::Failed(failure) => failure,
             PublishError::RootDiffers => unreachable!("finishing compares no root"),
@@ -304,8 +307,7 @@ impl Preparing<'_> {
                 } else {
                     self.hash_again(&table, &claimed, &partial)?
                 };
-                self.site.reserve(&partial, &self.map)?;
-                (partial, have)
+                (Partial::reserve(partial, &self.site, &self.map)?, have)
             }
             None => {
                 table.reset()?;
@@ -313,7 +315,7 @@ impl Preparing<'_> {
                 (partial, ChunkSet::empty(self.layout.count()))
             }
         };
-        let now = FileState::of(&partial).map_err(fail)?;
+        let now = FileState::of(&partial.file).map_err(fail)?;
         table.set_record(self.record(Lies::Partial, now))?;
         self.target(table, have, old, Some(partial))
     }
@@ -379,6 +381,7 @@ impl Target {
     pub fn discard(self) -> Result<(), Failure> {
         if !self.is_published() {
             self.site.remove_partial()?;
+            self.copy().stop_reserving();
             if let Some(partial) = self.copy().partial() {
                 // Whoever still holds the store must not hold the space.
                 let _ = rustix::fs::ftruncate(partial, 0);

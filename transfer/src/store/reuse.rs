@@ -84,8 +84,8 @@ impl Store {
             let (place, len) = (self.layout.offset(index), self.layout.len(index));
             let started = Instant::now();
             let carried = copy
-                .carry(&partial, &self.map, place, len)
-                .and_then(|()| copy.partial_digest(&partial, &self.map, place, len, self.hash));
+                .carry(&partial.file, &self.map, place, len)
+                .and_then(|()| copy.partial_digest(&partial.file, &self.map, place, len, self.hash));
             match carried {
                 Ok(digest) if self.table.get(index) == Some(digest) => self.count_write(len, started),
                 Ok(_) => {

@@ -10,6 +10,7 @@ use stage_core::chunk::BLOCK;
 use stage_core::digest::{ChunkDigest, ChunkHash};
 use stage_core::failure::Failure;
 
+use super::reserve::Partial;
 use super::site::Site;
 use crate::fault;
 use crate::journal::{FileState, Lies, Phase, Table};
@@ -22,7 +23,7 @@ pub(crate) struct Copy {
     pub(super) site: Arc<Site>,
     pub(super) rule: IfExists,
     pub(super) old: Option<Old>,
-    partial: OnceLock<File>,
+    partial: OnceLock<Partial>,
     making: Mutex<()>,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct Old {
 }
 
 impl Copy {
-    pub(super) fn new(site: Arc<Site>, rule: IfExists, old: Option<Old>, partial: Option<File>) -> Self {
+    pub(super) fn new(site: Arc<Site>, rule: IfExists, old: Option<Old>, partial: Option<Partial>) -> Self {
         Self {
             site,
             rule,
@@ -55,7 +56,19 @@ impl Copy {
     }
 
     pub(crate) fn partial(&self) -> Option<&File> {
-        self.partial.get()
+        self.partial.get().map(|partial| &partial.file)
+    }
+
+    /// Why the partial's space could not be taken, once that is known.
+    pub(crate) fn no_space(&self) -> Option<&Failure> {
+        self.partial.get()?.failure()
+    }
+
+    /// No more of the partial's space is wanted.
+    pub(super) fn stop_reserving(&self) {
+        if let Some(partial) = self.partial.get() {
+            partial.stop_reserving();
+        }
     }
 
     /// The lock under which the partial is made and chunks of the old copy are compared.
@@ -101,7 +114,7 @@ impl Copy {
     ///
     /// # Errors
     /// The rule is to leave it; or there is no space.
-    pub(crate) fn create_partial(&self, map: &Map) -> Result<File, Failure> {
+    pub(crate) fn create_partial(&self, map: &Map) -> Result<Partial, Failure> {
         if self.rule != IfExists::Replace {
             return Err(self.site.exists("with other content"));
         }
@@ -109,14 +122,15 @@ impl Copy {
     }
 
     /// From now on chunks lie in the partial.
-    pub(crate) fn adopt_partial(&self, partial: File, table: &Table) -> Result<&File, Failure> {
-        let state = FileState::of(&partial).map_err(|e| self.site.fault(e, "looking at the partial file"))?;
+    pub(crate) fn adopt_partial(&self, partial: Partial, table: &Table) -> Result<&File, Failure> {
+        let state =
+            FileState::of(&partial.file).map_err(|e| self.site.fault(e, "looking at the partial file"))?;
         table.update(|record| {
             record.lies = Lies::Partial;
             record.file = state;
             record.phase = Phase::Receiving;
         })?;
-        Ok(self.partial.get_or_init(|| partial))
+        Ok(&self.partial.get_or_init(|| partial).file)
     }
 
     pub(crate) fn remove_partial(&self) {

@@ -106,6 +106,7 @@ impl Target {
             move |e: Errno| PublishError::Failed(fault::of(e, &doing, &site.shown))
         };
         let partial = copy.partial().expect("looked for before");
+        copy.stop_reserving();
         rustix::fs::ftruncate(partial, map.size().0).map_err(fail("setting the size"))?;
         rustix::fs::fchmod(partial, Mode::from_raw_mode(map.mode)).map_err(fail("setting the mode"))?;
         let mtime = Timespec {

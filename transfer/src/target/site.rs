@@ -2,15 +2,16 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
-use stage_core::units::ByteCount;
 
+use super::reserve::Partial;
 use crate::fault;
-use crate::root::{Held, free_space};
+use crate::root::Held;
 use crate::store::map::Map;
 
 /// See the module.
@@ -119,63 +120,14 @@ impl Site {
     }
 
     /// Makes the partial anew, with its space reserved. On failure nothing of it is left.
-    pub(super) fn create_partial(&self, map: &Map) -> Result<File, Failure> {
+    pub(super) fn create_partial(self: &Arc<Self>, map: &Map) -> Result<Partial, Failure> {
         self.remove_partial()?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|e| self.fault(e, "making the partial file"))?;
-        let file = File::from(file);
-        if let Err(failure) = self.reserve(&file, map) {
+        Partial::reserve(File::from(file), self, map).inspect_err(|_| {
             let _ = self.remove_partial();
-            return Err(failure);
-        }
-        Ok(file)
-    }
-
-    /// Gives the partial its size, and the blocks of its data where the file system can.
-    pub(super) fn reserve(&self, file: &File, map: &Map) -> Result<(), Failure> {
-        let fail = |e| self.fault(e, "reserving space");
-        let stat = rustix::fs::fstat(file).map_err(fail)?;
-        let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-        let need = map.data().0.saturating_sub(held);
-        // Asked first, because the refusal of fallocate has no numbers.
-        let free = free_space(self.held.fd()).map_err(fail)?;
-        if need > free.0 {
-            return Err(self.no_space(map.data(), ByteCount(need - free.0)));
-        }
-        if stat.st_size.cast_unsigned() != map.size().0 {
-            rustix::fs::ftruncate(file, map.size().0).map_err(fail)?;
-        }
-        for run in map.data_runs() {
-            match rustix::fs::fallocate(file, FallocateFlags::empty(), run.start, run.end - run.start) {
-                Ok(()) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                    tracing::warn!(
-                        path = self.shown,
-                        "the file system cannot reserve space; going on without"
-                    );
-                    return Ok(());
-                }
-                Err(Errno::NOSPC) => {
-                    let free = free_space(self.held.fd()).map_or(0, |free| free.0);
-                    let short = need.saturating_sub(free).max(1);
-                    return Err(self.no_space(map.data(), ByteCount(short)));
-                }
-                Err(e) => return Err(fail(e)),
-            }
-        }
-        Ok(())
-    }
-
-    fn no_space(&self, size: ByteCount, short_by: ByteCount) -> Failure {
-        let mut failure = Failure::new(
-            Code::NoSpace,
-            format!("not enough space for {size}: {short_by} more are needed"),
-            "make room there, or push to another root",
-        )
-        .at(self.shown.clone());
-        failure.short_by = Some(short_by);
-        failure
+        })
     }
 
     /// Removes the partial, if there is one.

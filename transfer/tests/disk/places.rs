@@ -12,6 +12,7 @@ use stage_core::chunk::CHUNK;
 use stage_core::failure::Code;
 use stage_core::units::ByteCount;
 use stage_transfer::root::Roots;
+use stage_transfer::target::PublishError;
 
 use crate::bench::Bench;
 
@@ -267,4 +268,38 @@ fn a_read_only_file_system_is_named() {
     let failure = bench.roots.report()[0].failure.clone().unwrap();
     assert_eq!(failure.code, Code::ReadOnly);
     bench.assert_no_trace();
+}
+
+fn run(program: &str, args: &[&str]) {
+    let status = std::process::Command::new(program).args(args).status();
+    assert!(status.unwrap().success(), "{program} {args:?}");
+}
+
+/// A disk that takes writes and then cannot keep them: ext4 in a file that is larger than the file system it lies in.
+#[test]
+fn a_failed_fsync_is_final_for_the_partial() {
+    let bench = Bench::new(24 * CHUNK);
+    let backing = tempfile::tempdir().unwrap();
+    let Some(_tmpfs) = Tmpfs::mount(backing.path(), "size=16m") else {
+        return;
+    };
+    let image = backing.path().join("image");
+    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let (image, root) = (image.to_str().unwrap(), bench.root.to_str().unwrap());
+    run("mkfs.ext4", &["-q", "-O", "^has_journal", image]);
+    run("mount", &["-o", "loop", image, root]);
+    let _mounted = Tmpfs(&bench.root);
+
+    let target = bench.ready();
+    bench.receive_rest(&target);
+    let Err(PublishError::Failed(failure)) = target.publish(&bench.fin()) else {
+        panic!("it was not to be believed")
+    };
+    assert!(matches!(failure.code, Code::Io | Code::NoSpace), "{failure}");
+    assert_eq!(Bench::names(&bench.dir()), [""; 0], "the partial is dropped");
+    assert!(target.store().have().is_empty(), "no child is served from it");
+    // Asked again it does not succeed, as a second fsync would.
+    assert!(target.publish(&bench.fin()).is_err());
+    drop(target);
+    assert!(bench.ready().store().have().is_empty());
 }

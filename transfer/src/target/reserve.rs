@@ -1,0 +1,244 @@
+//! Space for the partial, taken before bytes come.
+//!
+//! Most file systems promise terabytes in milliseconds; some (tmpfs) take each page at once, a quarter of a second of
+//! CPU per GiB, which the writes then save. So what is not done in a moment goes on in a thread of its own, in small
+//! steps, while the first chunks come in: nobody waits for it, and a disk that is filled by others meanwhile is
+//! noticed before the network has brought what cannot be kept.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use stage_core::failure::{Code, Failure};
+use stage_core::units::ByteCount;
+
+use super::site::Site;
+use crate::root::free_space;
+use crate::store::map::Map;
+
+/// What the preparing waits for.
+const MOMENT: Duration = Duration::from_millis(100);
+/// The first step of preparing; each is twice the one before.
+const FIRST_STEP: u64 = 64 << 20;
+/// A step beside the transfer: it keeps the file's writers waiting for 2 ms.
+const STEP: u64 = 8 << 20;
+
+/// The partial file, and the thread that takes its space if that takes long.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    pub(crate) file: File,
+    reserving: Option<Reserving>,
+}
+
+#[derive(Debug)]
+struct Reserving {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    failure: OnceLock<Failure>,
+}
+
+impl Partial {
+    /// A partial that has all its space.
+    pub(super) fn whole(file: File) -> Self {
+        Self {
+            file,
+            reserving: None,
+        }
+    }
+
+    /// Gives the partial its size, and the blocks of its data where the file system can.
+    ///
+    /// # Errors
+    /// There is too little space, with the numbers.
+    pub(super) fn reserve(file: File, site: &Arc<Site>, map: &Map) -> Result<Self, Failure> {
+        Self::reserve_within(MOMENT, file, site, map)
+    }
+
+    fn reserve_within(moment: Duration, file: File, site: &Arc<Site>, map: &Map) -> Result<Self, Failure> {
+        let fail = |e| site.fault(e, "reserving space");
+        let stat = rustix::fs::fstat(&file).map_err(fail)?;
+        let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        let need = map.data().0.saturating_sub(held);
+        // Asked first, because the refusal of fallocate has no numbers.
+        let free = free_space(site.held.fd()).map_err(fail)?;
+        if need > free.0 {
+            return Err(no_space(site, map.data(), ByteCount(need - free.0)));
+        }
+        if stat.st_size.cast_unsigned() != map.size().0 {
+            rustix::fs::ftruncate(&file, map.size().0).map_err(fail)?;
+        }
+        let mut rest: Vec<_> = map.data_runs().collect();
+        // Taken from the end.
+        rest.reverse();
+        let started = Instant::now();
+        let mut step = FIRST_STEP;
+        while started.elapsed() < moment {
+            if !take(&file, &mut rest, step, site, map)? {
+                return Ok(Self::whole(file));
+            }
+            step = step.saturating_mul(2);
+        }
+        let fail = |e: &std::io::Error| crate::fault::of_std(e, "reserving space", &site.shown);
+        let shared = Arc::new(Shared::default());
+        let thread = std::thread::Builder::new().name("reserve".into()).spawn({
+            let file = file.try_clone().map_err(|e| fail(&e))?;
+            let (shared, site, map) = (shared.clone(), site.clone(), map.clone());
+            move || shared.run(&file, rest, &site, &map)
+        });
+        let reserving = Reserving {
+            shared,
+            thread: Some(thread.map_err(|e| fail(&e))?),
+        };
+        Ok(Self {
+            file,
+            reserving: Some(reserving),
+        })
+    }
+
+    /// Why the space could not be taken, once that is known.
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        self.reserving.as_ref()?.shared.failure.get()
+    }
+
+    /// No more space is wanted: all is written, or nothing will be.
+    pub(super) fn stop_reserving(&self) {
+        if let Some(reserving) = &self.reserving {
+            reserving.shared.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Reserving {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It ends after a step at most. A panic of its own has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self, file: &File, mut rest: Vec<Range<u64>>, site: &Arc<Site>, map: &Map) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let started = Instant::now();
+            match take(file, &mut rest, STEP, site, map) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(failure) => {
+                    tracing::warn!(path = site.shown, "{failure}");
+                    let _ = self.failure.set(failure);
+                    return;
+                }
+            }
+            // Half of the time belongs to the transfer.
+            std::thread::park_timeout(started.elapsed());
+        }
+    }
+}
+
+/// Takes the next so many bytes of space; `false` when nothing is left to take.
+fn take(
+    file: &File,
+    rest: &mut Vec<Range<u64>>,
+    step: u64,
+    site: &Arc<Site>,
+    map: &Map,
+) -> Result<bool, Failure> {
+    let Some(run) = rest.last_mut() else {
+        return Ok(false);
+    };
+    let len = step.min(run.end - run.start);
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), run.start, len) {
+        Ok(()) => {}
+        Err(Errno::INTR) => return Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            tracing::warn!(
+                path = site.shown,
+                "the file system cannot reserve space; going on without"
+            );
+            return Ok(false);
+        }
+        Err(Errno::NOSPC) => {
+            let left: u64 = rest.iter().map(|run| run.end - run.start).sum();
+            let free = free_space(file.as_fd()).map_or(0, |free| free.0);
+            return Err(no_space(
+                site,
+                map.data(),
+                ByteCount(left.saturating_sub(free).max(1)),
+            ));
+        }
+        Err(e) => return Err(site.fault(e, "reserving space")),
+    }
+    run.start += len;
+    if run.is_empty() {
+        rest.pop();
+    }
+    Ok(!rest.is_empty())
+}
+
+fn no_space(site: &Site, size: ByteCount, short_by: ByteCount) -> Failure {
+    let mut failure = Failure::new(
+        Code::NoSpace,
+        format!("not enough space for {size}: {short_by} more are needed"),
+        "make room there, or push to another root",
+    )
+    .at(site.shown.clone());
+    failure.short_by = Some(short_by);
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use stage_core::assignment::Place;
+    use stage_core::id::JobId;
+    use stage_core::manifest::Manifest;
+
+    use super::*;
+    use crate::root::Roots;
+
+    #[test]
+    fn what_takes_long_goes_on_beside_the_transfer() {
+        let dir = tempfile::tempdir().unwrap();
+        let roots = Roots::open(vec![("main".parse().unwrap(), dir.path().to_owned())]);
+        let place = Place::Root {
+            root: None,
+            dir: Vec::new(),
+        };
+        let held = roots.resolve(&place).unwrap();
+        let site = Arc::new(Site::new(held, b"x", JobId::from_random([1; 16])));
+        let size = 3 * STEP + 5;
+        let map = Map::new(&Manifest::single_file(ByteCount(size), 0o600, (0, 0))).unwrap();
+        let file = tempfile::tempfile_in(dir.path()).unwrap();
+        let look = file.try_clone().unwrap();
+        let mut partial = Partial::reserve_within(Duration::ZERO, file, &site, &map).unwrap();
+        assert_eq!(look.metadata().unwrap().len(), size);
+        let reserving = partial
+            .reserving
+            .as_mut()
+            .expect("no moment was given to do it at once");
+        reserving.thread.take().unwrap().join().unwrap();
+        assert!(look.metadata().unwrap().blocks() * 512 >= size);
+        assert_eq!(partial.failure(), None);
+
+        // One that is not wanted any more ends by itself.
+        let file = tempfile::tempfile_in(dir.path()).unwrap();
+        let partial = Partial::reserve_within(Duration::ZERO, file, &site, &map).unwrap();
+        partial.stop_reserving();
+        drop(partial);
+    }
+}
