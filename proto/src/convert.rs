@@ -25,10 +25,10 @@ pub struct WireError {
     pub why: String,
 }
 
-fn fault(field: &'static str, why: impl ToString) -> WireError {
+fn fault(field: &'static str, why: impl Into<String>) -> WireError {
     WireError {
         field,
-        why: why.to_string(),
+        why: why.into(),
     }
 }
 
