@@ -51,6 +51,13 @@ pub enum Order {
     Cancel,
 }
 
+impl Order {
+    /// Whether nothing of the job goes on at this node after it.
+    pub fn ends(&self) -> bool {
+        matches!(self, Self::Release | Self::Cancel)
+    }
+}
+
 /// The job at work on one node. A node may be source and target at once (a local copy).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {

@@ -1,0 +1,547 @@
+//! One job on this node: source, target, or both. One task owns all of it and handles one thing at a time, so that
+//! cancel and publish can never race.
+//!
+//! ```text
+//!   PrepareSource ──► look ──► Prepared::Source
+//!   PrepareTarget ──► target::prepare ──► Prepared::Ready | Skipped | Unfit
+//!   Run ──► source: Source + Serving                  ──► SourceReport
+//!       └─► target: Serving + Inbound ──► Complete ──┬──► publish ──► Outcome
+//!   Run with FINAL ──────────────────────────────────┘
+//!   Release | Cancel ──► all of it stops; what is published stays
+//! ```
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use stage_core::assignment::{
+    Assignment, Final, Order, Outcome, Prepared, Progress, Run, SourceReport, SourceSpec, TargetSpec,
+};
+use stage_core::chunk::{CHUNK, ChunkIndex};
+use stage_core::digest::{ChunkHash, ManifestDigest};
+use stage_core::failure::{Code, Failure};
+use stage_core::id::{Epoch, JobId, PlanVersion};
+use stage_core::manifest::Manifest;
+use stage_transfer::inbound::{HopEvent, Inbound, InboundConfig};
+use stage_transfer::outbound::Serving;
+use stage_transfer::source::{Source, SourceConfig, look};
+use stage_transfer::store::Store;
+use stage_transfer::target::{Preparation, PublishError, Target, discard_job, prepare};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::blocking;
+use crate::runner::Context;
+
+/// Events waiting for the job's task: more make the data plane wait.
+const EVENTS: usize = 64;
+
+/// What a sampler may look at while the job's task is busy.
+#[derive(Default)]
+pub(crate) struct Live(Mutex<Parts>);
+
+#[derive(Default)]
+struct Parts {
+    store: Option<Arc<Store>>,
+    serving: Option<Arc<Serving>>,
+    inbound: Option<Arc<Inbound>>,
+    source: Option<Arc<Source>>,
+}
+
+impl Live {
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The counters, or `None` while nothing moves.
+    pub(crate) fn progress(&self) -> Option<Progress> {
+        let parts = self.parts();
+        if parts.store.is_none() && parts.source.is_none() {
+            return None;
+        }
+        let mut progress = Progress::default();
+        if let Some(store) = &parts.store {
+            progress.chunks = store.kept();
+            progress.bytes_kept = kept_bytes(store);
+            let disk = store.disk_counters();
+            (progress.disk_bytes, progress.disk_time) = (disk.bytes.0, disk.time);
+        }
+        if let Some(inbound) = &parts.inbound {
+            let counters = inbound.counters();
+            progress.bytes_received = counters.bytes_received;
+            progress.parent = counters.parent;
+            progress.streams = counters.streams;
+            progress.rtt = counters.rtt;
+        }
+        let mut serving = parts.serving.as_ref().map(|serving| serving.counters());
+        if let Some(source) = &parts.source {
+            let counters = source.counters();
+            progress.source_bytes_read = counters.source_bytes_read;
+            progress.sha256_bytes = counters.sha256_bytes;
+            serving = Some(counters.serving);
+        }
+        if let Some(counters) = serving {
+            progress.bytes_sent = counters.bytes_sent;
+            progress.children = counters.children;
+        }
+        Some(progress)
+    }
+}
+
+/// The job's task.
+pub(crate) struct Job {
+    id: JobId,
+    context: Arc<Context>,
+    live: Arc<Live>,
+    rank: (Epoch, PlanVersion),
+    target: Option<Arc<Target>>,
+    source: Option<Arc<Source>>,
+    serving: Option<Arc<Serving>>,
+    inbound: Option<Arc<Inbound>>,
+    /// When this node began to run.
+    begun: Option<Instant>,
+    fin: Option<Final>,
+    manifest: ManifestDigest,
+    complete: bool,
+    /// The target's outcome was said: published, or not to be.
+    ended: bool,
+    /// It was: published.
+    published: bool,
+    hop_events: (mpsc::Sender<HopEvent>, mpsc::Receiver<HopEvent>),
+    source_events: (mpsc::Sender<SourceReport>, mpsc::Receiver<SourceReport>),
+}
+
+impl Job {
+    pub(crate) fn new(id: JobId, context: Arc<Context>, live: Arc<Live>) -> Self {
+        Self {
+            id,
+            context,
+            live,
+            rank: (Epoch(0), PlanVersion(0)),
+            target: None,
+            source: None,
+            serving: None,
+            inbound: None,
+            begun: None,
+            fin: None,
+            manifest: ManifestDigest([0; 32]),
+            complete: false,
+            ended: false,
+            published: false,
+            hop_events: mpsc::channel(EVENTS),
+            source_events: mpsc::channel(EVENTS),
+        }
+    }
+
+    /// Until released, cancelled or stopped.
+    #[tracing::instrument(name = "job", skip_all, fields(id = %self.id))]
+    pub(crate) async fn run(mut self, mut mailbox: mpsc::Receiver<Assignment>, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                order = mailbox.recv() => match order {
+                    None => break,
+                    Some(assignment) => {
+                        if self.apply(assignment).await {
+                            return;
+                        }
+                    }
+                },
+                Some(event) = self.hop_events.1.recv() => self.hop_event(event).await,
+                Some(report) = self.source_events.1.recv() => {
+                    let report = match report {
+                        SourceReport::Failed(failure) => SourceReport::Failed(failure.on(&self.context.node)),
+                        other => other,
+                    };
+                    self.context.outbox.source(self.id, &report);
+                }
+            }
+        }
+        self.halt().await;
+    }
+
+    /// Makes the job what the assignment says; `true` when that is the end of it.
+    async fn apply(&mut self, assignment: Assignment) -> bool {
+        let rank = assignment.rank();
+        if rank < self.rank {
+            return false;
+        }
+        self.rank = rank;
+        let version = assignment.version;
+        let ends = assignment.order.ends();
+        match assignment.order {
+            Order::PrepareSource(source) => self.prepare_source(version, source).await,
+            Order::PrepareTarget {
+                target,
+                manifest,
+                hash,
+            } => {
+                self.prepare_target(version, target, manifest, hash).await;
+            }
+            Order::Run(run) => self.be(run).await,
+            Order::Release => self.release().await,
+            Order::Cancel => self.cancel().await,
+        }
+        if ends {
+            self.context.outbox.forget(self.id);
+        }
+        self.context.outbox.applied(self.id, rank);
+        ends
+    }
+
+    async fn prepare_source(&mut self, version: PlanVersion, spec: SourceSpec) {
+        let node = self.context.node.clone();
+        let prepared = match blocking(move || look(&path_of(&spec))).await {
+            Ok(manifest) => Prepared::Source { manifest },
+            Err(failure) => Prepared::Unfit(failure.on(&node)),
+        };
+        self.context.outbox.prepared(self.id, version, true, &prepared);
+    }
+
+    async fn prepare_target(
+        &mut self,
+        version: PlanVersion,
+        spec: TargetSpec,
+        manifest: Manifest,
+        hash: ChunkHash,
+    ) {
+        if self.ended {
+            // Unfit or failed before, asked again: begin anew with what is on disk.
+            self.halt_target().await;
+            self.target = None;
+            self.ended = false;
+            self.complete = false;
+            self.context.outbox.retract_outcome(self.id);
+        }
+        let prepared = match &self.target {
+            Some(target) => ready(target),
+            None => match self.open_target(spec, manifest, hash).await {
+                Ok(Preparation::Ready(target)) => {
+                    let target = Arc::new(target);
+                    let prepared = ready(&target);
+                    self.target = Some(target);
+                    prepared
+                }
+                Ok(Preparation::Skipped { path }) => Prepared::Skipped { path },
+                Err(failure) => Prepared::Unfit(failure),
+            },
+        };
+        self.context.outbox.prepared(self.id, version, false, &prepared);
+    }
+
+    async fn open_target(
+        &self,
+        spec: TargetSpec,
+        manifest: Manifest,
+        hash: ChunkHash,
+    ) -> Result<Preparation, Failure> {
+        let (context, job) = (self.context.clone(), self.id);
+        blocking(move || {
+            prepare(
+                &context.roots,
+                &context.state,
+                job,
+                &spec,
+                &manifest,
+                hash,
+                &context.budget,
+            )
+            .map_err(|failure| failure.on(&context.node))
+        })
+        .await
+    }
+
+    /// The running state: starts what is missing, adjusts what runs.
+    async fn be(&mut self, run: Run) {
+        self.begun.get_or_insert_with(Instant::now);
+        self.manifest = run.manifest.digest();
+        if let Some(spec) = &run.source {
+            self.be_source(&run, spec).await;
+        }
+        if let Some(spec) = &run.target {
+            self.be_target(&run, spec).await;
+        }
+        if let Some(serving) = self
+            .source
+            .as_ref()
+            .map(|source| source.serving())
+            .or(self.serving.as_deref())
+        {
+            serving.set_children(run.children.clone());
+            serving.set_limit(run.limit);
+        }
+        if run.fin.is_some() {
+            self.fin = run.fin;
+            self.publish_if_due().await;
+        }
+    }
+
+    async fn be_source(&mut self, run: &Run, spec: &SourceSpec) {
+        if self.source.is_some() {
+            return;
+        }
+        let config = SourceConfig {
+            job: self.id,
+            key: run.key.clone(),
+            path: path_of(spec),
+            manifest: run.manifest.clone(),
+            hash: run.hash,
+            source_limit: spec.limit,
+            limit: run.limit,
+            state: self.context.state.clone(),
+            children: run.children.clone(),
+        };
+        match Source::start(&self.context.plane, config, self.source_events.0.clone()).await {
+            Ok(source) => {
+                let source = Arc::new(source);
+                self.live.parts().source = Some(source.clone());
+                self.source = Some(source);
+            }
+            Err(failure) => {
+                self.context
+                    .outbox
+                    .source(self.id, &SourceReport::Failed(failure.on(&self.context.node)));
+            }
+        }
+    }
+
+    async fn be_target(&mut self, run: &Run, spec: &TargetSpec) {
+        if self.ended {
+            return;
+        }
+        if self.target.is_none() {
+            // An agent that came back in mid-job: the journal says what is here.
+            match self
+                .open_target(spec.clone(), run.manifest.clone(), run.hash)
+                .await
+            {
+                Ok(Preparation::Ready(target)) => self.target = Some(Arc::new(target)),
+                Ok(Preparation::Skipped { path }) => {
+                    let prepared = Prepared::Skipped { path };
+                    self.context
+                        .outbox
+                        .prepared(self.id, self.rank.1, false, &prepared);
+                    return;
+                }
+                Err(failure) => return self.end(Outcome::Unfit(failure)).await,
+            }
+        }
+        let Some(target) = self.target.clone() else { return };
+        if self.source.is_none() && self.serving.is_none() {
+            let serving = Arc::new(self.context.plane.serve(
+                self.id,
+                run.key.clone(),
+                target.store().clone(),
+                run.children.clone(),
+                run.limit,
+            ));
+            self.live.parts().serving = Some(serving.clone());
+            self.serving = Some(serving);
+        }
+        match &self.inbound {
+            Some(inbound) => inbound.set_parents(run.parents.clone(), run.streams).await,
+            None => {
+                let config = InboundConfig {
+                    job: self.id,
+                    key: run.key.clone(),
+                    store: target.store().clone(),
+                    parents: run.parents.clone(),
+                    streams: run.streams,
+                    rank: self.rank,
+                    wanted: run.wanted,
+                };
+                let inbound = Arc::new(Inbound::start(
+                    &self.context.plane,
+                    config,
+                    self.hop_events.0.clone(),
+                ));
+                let mut parts = self.live.parts();
+                parts.store = Some(target.store().clone());
+                parts.inbound = Some(inbound.clone());
+                drop(parts);
+                self.inbound = Some(inbound);
+            }
+        }
+    }
+
+    async fn hop_event(&mut self, event: HopEvent) {
+        match event {
+            HopEvent::Complete => {
+                self.complete = true;
+                self.publish_if_due().await;
+            }
+            HopEvent::Moved { from: None, to, .. } => tracing::info!(parent = %to, "receives"),
+            HopEvent::Moved {
+                from: Some(from),
+                to,
+                why,
+            } => {
+                tracing::warn!(%from, %to, why, "goes on with another parent");
+                self.context.outbox.moved(self.id, &from, &to, why);
+            }
+            HopEvent::Stuck(failure) => {
+                tracing::warn!(
+                    hint = failure.hint,
+                    "no parent lets this node in, asking on: {failure}"
+                );
+            }
+            HopEvent::Corrupt { parent, chunk } => {
+                tracing::error!(%parent, %chunk, "a chunk came with bytes that do not fit its digest");
+                self.context.outbox.corrupt(self.id, &parent, chunk);
+            }
+            HopEvent::Failed(failure) => {
+                let failure = failure.on(&self.context.node);
+                // Room may be made; a broken disk stays broken.
+                let outcome = match failure.code {
+                    Code::NoSpace | Code::Quota => Outcome::Unfit(failure),
+                    _ => Outcome::Failed(failure),
+                };
+                self.end(outcome).await;
+            }
+            HopEvent::Unfit(failure) => self.end(Outcome::Unfit(failure.on(&self.context.node))).await,
+        }
+    }
+
+    async fn publish_if_due(&mut self) {
+        if self.ended {
+            return;
+        }
+        let (Some(target), Some(fin)) = (self.target.clone(), self.fin.clone()) else {
+            return;
+        };
+        if !(self.complete || target.store().is_complete()) {
+            return;
+        }
+        let published = {
+            let (target, fin) = (target.clone(), fin.clone());
+            blocking(move || target.publish(&fin)).await
+        };
+        match published {
+            Ok(publication) => {
+                let took = self.begun.map(|begun| begun.elapsed()).unwrap_or_default();
+                let bytes_received = self
+                    .inbound
+                    .as_ref()
+                    .map_or(0, |inbound| inbound.counters().bytes_received);
+                self.ended = true;
+                self.published = true;
+                let outcome = Outcome::Published {
+                    path: publication.path,
+                    already: publication.already,
+                    bytes_received,
+                    took,
+                };
+                self.context.outbox.outcome(self.id, &outcome);
+            }
+            Err(PublishError::RootDiffers) => self.repair(self.manifest, &fin).await,
+            Err(PublishError::Unfit(failure)) => {
+                self.end(Outcome::Unfit(failure.on(&self.context.node))).await;
+            }
+            Err(PublishError::Failed(failure)) => {
+                self.end(Outcome::Failed(failure.on(&self.context.node))).await;
+            }
+        }
+    }
+
+    /// Some digest here is not the payload's: learns which from a member whose list FINAL proves, and fetches those
+    /// chunks again from someone else.
+    async fn repair(&mut self, manifest: ManifestDigest, fin: &Final) {
+        let Some(inbound) = self.inbound.clone() else {
+            return;
+        };
+        self.complete = false;
+        match inbound.repair(fin, manifest).await {
+            Ok(differing) => {
+                tracing::error!(
+                    chunks = differing.len(),
+                    "chunks agreed with their hop but not with FINAL; fetching them again"
+                );
+            }
+            Err(failure) => self.end(Outcome::Failed(failure.on(&self.context.node))).await,
+        }
+    }
+
+    /// The target ends without a copy: its children move on, and it says why.
+    async fn end(&mut self, outcome: Outcome) {
+        self.ended = true;
+        self.halt_target().await;
+        self.context.outbox.outcome(self.id, &outcome);
+    }
+
+    async fn halt_target(&mut self) {
+        if let Some(inbound) = self.inbound.take() {
+            inbound.stop().await;
+        }
+        let mut parts = self.live.parts();
+        parts.inbound = None;
+        if self.source.is_none() {
+            parts.serving = None;
+            self.serving = None;
+        }
+    }
+
+    /// All that moves stops; what is on disk stays.
+    async fn halt(&mut self) {
+        self.halt_target().await;
+        *self.live.parts() = Parts::default();
+        self.serving = None;
+        if let Some(source) = self.source.take() {
+            source.stop().await;
+        }
+    }
+
+    async fn release(&mut self) {
+        self.halt().await;
+        self.clear(self.published).await;
+    }
+
+    async fn cancel(&mut self) {
+        self.halt().await;
+        self.clear(self.published).await;
+    }
+
+    /// The journal goes; the partial goes too, unless the copy is published.
+    async fn clear(&mut self, published: bool) {
+        let (context, job, target) = (self.context.clone(), self.id, self.target.take());
+        let cleared = blocking(move || match target.map(Arc::into_inner) {
+            Some(Some(target)) if published => {
+                target.release();
+                Ok(())
+            }
+            Some(Some(target)) => target.discard(),
+            // Of an earlier start of this agent, or of a source.
+            Some(None) | None => discard_job(&context.roots, &context.state, job),
+        })
+        .await;
+        if let Err(failure) = cleared {
+            tracing::error!(hint = failure.hint, "could not clear up: {failure}");
+        }
+    }
+}
+
+fn ready(target: &Target) -> Prepared {
+    Prepared::Ready {
+        path: target.path().to_owned(),
+        candidate: target.is_candidate(),
+    }
+}
+
+fn path_of(spec: &SourceSpec) -> PathBuf {
+    PathBuf::from(OsString::from_vec(spec.path.clone()))
+}
+
+/// Payload bytes in the chunks that are here: the last chunk may be shorter than the others.
+fn kept_bytes(store: &Store) -> u64 {
+    let layout = store.layout();
+    let Some(last) = layout.count().checked_sub(1).map(ChunkIndex) else {
+        return 0;
+    };
+    let full = u64::from(store.kept()) * CHUNK;
+    if store.has(last) {
+        full - (CHUNK - layout.len(last) as u64)
+    } else {
+        full
+    }
+}

@@ -1,0 +1,161 @@
+//! The jobs on this node: one task each, found by id.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stage_core::assignment::{Assignment, Progress};
+use stage_core::id::{Epoch, JobId, NodeName, PlanVersion};
+use stage_transfer::budget::Budget;
+use stage_transfer::plane::DataPlane;
+use stage_transfer::root::Roots;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::job::{Job, Live};
+use crate::outbox::Outbox;
+
+/// Orders waiting for one job. The session waits when they are more: orders are few and whole.
+const ORDERS: usize = 16;
+
+/// Ended jobs whose rank is remembered, so that an order that comes late does not wake them.
+const ENDED: usize = 4096;
+
+/// What every job on this node works with.
+pub(crate) struct Context {
+    pub(crate) node: NodeName,
+    pub(crate) state: PathBuf,
+    pub(crate) plane: Arc<DataPlane>,
+    pub(crate) roots: Arc<Roots>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) outbox: Arc<Outbox>,
+}
+
+/// The jobs on this node.
+pub(crate) struct Runner {
+    context: Arc<Context>,
+    jobs: Mutex<Jobs>,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct Jobs {
+    running: BTreeMap<JobId, Handle>,
+    ended: BTreeMap<JobId, (Epoch, PlanVersion)>,
+}
+
+struct Handle {
+    orders: mpsc::Sender<Assignment>,
+    live: Arc<Live>,
+    task: JoinHandle<()>,
+    rank: (Epoch, PlanVersion),
+}
+
+impl Runner {
+    pub(crate) fn new(context: Context) -> Self {
+        Self {
+            context: Arc::new(context),
+            jobs: Mutex::default(),
+            stop: CancellationToken::new(),
+        }
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands an order to its job; one that is not above what the job has seen only gets its answer again.
+    pub(crate) async fn assign(&self, assignment: Assignment) {
+        let job = assignment.job;
+        let rank = assignment.rank();
+        let orders = {
+            let mut jobs = self.jobs();
+            if jobs.ended.get(&job).is_some_and(|ended| *ended >= rank) {
+                drop(jobs);
+                self.context.outbox.applied(job, rank);
+                return;
+            }
+            let known = jobs
+                .running
+                .get_mut(&job)
+                .filter(|handle| !handle.orders.is_closed());
+            let handle = if let Some(handle) = known {
+                if rank < handle.rank {
+                    return;
+                }
+                handle
+            } else {
+                let handle = self.spawn(job, rank);
+                jobs.running.insert(job, handle);
+                jobs.running.get_mut(&job).expect("it was just put in")
+            };
+            handle.rank = rank;
+            if assignment.order.ends() {
+                jobs.ended.insert(job, rank);
+                if jobs.ended.len() > ENDED {
+                    jobs.ended.pop_first();
+                }
+            }
+            jobs.running[&job].orders.clone()
+        };
+        if orders.send(assignment).await.is_err() {
+            tracing::warn!(%job, "the job ended while an order was on its way; the coordinator will repeat it");
+        }
+    }
+
+    fn spawn(&self, job: JobId, rank: (Epoch, PlanVersion)) -> Handle {
+        let (orders, mailbox) = mpsc::channel(ORDERS);
+        let live = Arc::new(Live::default());
+        let work = Job::new(job, self.context.clone(), live.clone());
+        let task = tokio::spawn(work.run(mailbox, self.stop.child_token()));
+        Handle {
+            orders,
+            live,
+            task,
+            rank,
+        }
+    }
+
+    /// Counters of the jobs that move bytes.
+    pub(crate) fn progress(&self) -> Vec<(JobId, Progress)> {
+        let mut jobs = self.jobs();
+        jobs.running.retain(|_, handle| !handle.task.is_finished());
+        jobs.running
+            .iter()
+            .filter_map(|(job, handle)| handle.live.progress().map(|p| (*job, p)))
+            .collect()
+    }
+
+    /// The jobs of which this node has something, with the highest rank seen.
+    pub(crate) fn held(&self) -> BTreeMap<JobId, (Epoch, PlanVersion)> {
+        self.jobs()
+            .running
+            .iter()
+            .map(|(job, handle)| (*job, handle.rank))
+            .collect()
+    }
+
+    /// Returns when no job serves a child any more.
+    pub(crate) async fn children_gone(&self) {
+        while self.progress().iter().any(|(_, progress)| progress.children > 0) {
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Stops every job; partials and journals stay for the next start.
+    pub(crate) async fn stop(&self) {
+        self.stop.cancel();
+        let tasks: Vec<_> = std::mem::take(&mut self.jobs().running)
+            .into_values()
+            .map(|handle| handle.task)
+            .collect();
+        for task in tasks {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "a job's task did not end well");
+            }
+        }
+    }
+}
