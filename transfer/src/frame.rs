@@ -334,10 +334,10 @@ mod tests {
             let _ = decode::<ToParent>(&bytes);
             let _ = decode::<ToChild>(&bytes);
             let layout = Layout::new(ByteCount(10 << 20)).unwrap();
-            if let Some(header) = bytes.first_chunk() {
-                if let Ok(header) = Header::decode(header, layout) {
-                    prop_assert_eq!(header.len as usize, layout.len(header.index));
-                }
+            if let Some(header) = bytes.first_chunk()
+                && let Ok(header) = Header::decode(header, layout)
+            {
+                prop_assert_eq!(header.len as usize, layout.len(header.index));
             }
         }
     }

@@ -50,7 +50,7 @@ pub struct InboundConfig {
     pub streams: StreamChoice,
     /// By which plan; it only informs.
     pub rank: (Epoch, PlanVersion),
-    /// With [`StreamChoice::Auto`]: the rate that the streams together should carry.
+    /// With [`StreamChoice::Auto`]: the rate that the streams together should carry; without limit, 10 Gbit/s.
     pub wanted: Rate,
 }
 

@@ -33,6 +33,7 @@ use crate::store::Store;
 use crate::sync::{lock, random};
 
 pub(crate) use hop::Hop;
+pub(crate) use queue::MAX_OFFERS;
 
 /// Places for children that no plan has sent here: those whose parent failed.
 const SPARE_PLACES: usize = 2;

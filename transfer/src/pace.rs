@@ -1,4 +1,4 @@
-//! A limit on a rate, as a delay to wait before the next bytes. It neither sleeps nor looks at a clock.
+//! A limit on a rate, as a delay to wait before the next bytes.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,6 +9,8 @@ use crate::sync::lock;
 
 /// What may pass at once after a pause: a tenth of a second's worth, so that a limit is kept in every second.
 const BURST: Duration = Duration::from_millis(100);
+/// How late a new limit or an end may be noticed.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Shared by all who together must keep to one limit.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub struct Pacer(Mutex<State>);
 #[derive(Debug)]
 struct State {
     limit: Option<Rate>,
+    /// Which limit it is, counted: a wait under an older one is over.
+    turn: u64,
     /// When what was let pass so far would have passed at exactly the limit.
     due: Option<Instant>,
 }
@@ -24,20 +28,40 @@ struct State {
 impl Pacer {
     /// A pacer with this limit, or none.
     pub fn new(limit: Option<Rate>) -> Self {
-        Self(Mutex::new(State { limit, due: None }))
+        Self(Mutex::new(State {
+            limit,
+            turn: 0,
+            due: None,
+        }))
     }
 
     /// Changes the limit for what comes next.
     pub fn set(&self, limit: Option<Rate>) {
         let mut state = lock(&self.0);
         if state.limit != limit {
-            *state = State { limit, due: None };
+            *state = State {
+                limit,
+                turn: state.turn + 1,
+                due: None,
+            };
         }
     }
 
-    /// Whether there is a limit.
-    pub fn is_limited(&self) -> bool {
-        lock(&self.0).limit.is_some()
+    /// Blocks until `bytes` may pass, or another limit is set, or `over` says that nobody waits for them any more;
+    /// looks at both ten times a second. `true` if they may pass.
+    pub fn wait(&self, bytes: usize, over: impl Fn() -> bool) -> bool {
+        let turn = lock(&self.0).turn;
+        let until = Instant::now() + self.take(bytes, Instant::now());
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || lock(&self.0).turn != turn {
+                return true;
+            }
+            if over() {
+                return false;
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
     }
 
     /// Counts `bytes` that shall pass and says how long to wait before they may.

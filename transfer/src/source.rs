@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(code(Path::new("/dev/null")), Code::SourceKind);
         // Root reads whatever the mode says.
         if !rustix::process::geteuid().is_root() {
-            fs::set_permissions(&file, fs::Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
             assert_eq!(code(&file), Code::SourceUnreadable);
         }
     }

@@ -12,7 +12,7 @@ use stage_core::failure::Failure;
 use stage_core::id::HopId;
 use stage_net::Conn;
 use tokio::io::{ReadHalf, WriteHalf};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -24,6 +24,7 @@ use crate::beat::Heard;
 use crate::error::TransferError;
 use crate::frame::{self, MAX_BATCH, MAX_MESSAGE, Reader, ToChild, ToParent};
 use crate::hello::ConnKind;
+use crate::outbound::MAX_OFFERS;
 use crate::store::{Compared, Watcher};
 use crate::sync::lock;
 
@@ -61,6 +62,9 @@ pub(super) struct InHop {
     state: Mutex<State>,
     outbox: Mutex<Outbox>,
     say: Notify,
+    /// Offers to be held against the older copy.
+    offered: Mutex<Vec<(ChunkIndex, ChunkDigest)>>,
+    offers: Notify,
     slots: Mutex<Vec<Arc<Slot>>>,
     next_stream: AtomicU32,
     bytes_seen: AtomicBool,
@@ -113,6 +117,8 @@ impl InHop {
             }),
             outbox: Mutex::default(),
             say: Notify::new(),
+            offered: Mutex::default(),
+            offers: Notify::new(),
             slots: Mutex::default(),
             next_stream: AtomicU32::new(0),
             bytes_seen: AtomicBool::new(false),
@@ -191,20 +197,19 @@ impl InHop {
     pub(super) async fn run(self: Arc<Self>, conn: Conn, streams: u16) {
         let watcher: Weak<dyn Watcher> = Arc::<Self>::downgrade(&self);
         let have = self.shared.store.watch(watcher);
+        let offers = self.shared.store.wants_offers();
         let (read, mut write) = tokio::io::split(conn);
         let mut kept_up = JoinSet::new();
         let end = async {
-            self.introduce(&mut write, &have).await?;
+            self.introduce(&mut write, &have, offers).await?;
             for _ in 0..streams {
                 kept_up.spawn(self.clone().keep_up());
             }
-            let (offer, offered) = mpsc::channel(4);
-            if self.shared.store.wants_offers() {
-                let hop = self.clone();
-                kept_up.spawn(async move { hop.compare(offered).await });
+            if offers {
+                kept_up.spawn(self.clone().compare());
             }
             tokio::select! {
-                end = self.hear(read, offer) => end,
+                end = self.hear(read) => end,
                 end = self.speak(&mut write) => end,
             }
         }
@@ -226,7 +231,12 @@ impl InHop {
     }
 
     /// Says what is here, page by page, and in which way the rest is wanted.
-    async fn introduce(&self, write: &mut WriteHalf<Conn>, have: &ChunkSet) -> Result<(), TransferError> {
+    async fn introduce(
+        &self,
+        write: &mut WriteHalf<Conn>,
+        have: &ChunkSet,
+        offers: bool,
+    ) -> Result<(), TransferError> {
         let mut page = Vec::new();
         for run in have.runs() {
             page.push((run.start, run.end));
@@ -237,15 +247,10 @@ impl InHop {
         if !page.is_empty() {
             say(write, &ToParent::Have(page)).await?;
         }
-        let offers = self.shared.store.wants_offers();
         say(write, &ToParent::Start { offers }).await
     }
 
-    async fn hear(
-        &self,
-        read: ReadHalf<Conn>,
-        offer: mpsc::Sender<Vec<(ChunkIndex, ChunkDigest)>>,
-    ) -> Result<(), TransferError> {
+    async fn hear(&self, read: ReadHalf<Conn>) -> Result<(), TransferError> {
         let mut reader = Reader::new(read, MAX_MESSAGE);
         loop {
             let message: ToChild = match timeout(LOOK, reader.next()).await {
@@ -270,9 +275,13 @@ impl InHop {
                     {
                         return Err(TransferError::Protocol("an offer past the payload's end"));
                     }
-                    if offer.send(items).await.is_err() {
-                        return Err(TransferError::Protocol("an offer that was not asked for"));
+                    let mut offered = lock(&self.offered);
+                    if offered.len() + items.len() > MAX_OFFERS as usize {
+                        return Err(TransferError::Protocol("more offers than can be answered"));
                     }
+                    offered.extend(items);
+                    drop(offered);
+                    self.offers.notify_one();
                 }
                 ToChild::Leaving => {
                     lock(&self.state).leaving = true;
@@ -435,13 +444,15 @@ impl InHop {
     }
 
     /// Holds what is offered against the older copy. The disk work is done off the runtime, one batch after another.
-    async fn compare(self: Arc<Self>, mut offered: mpsc::Receiver<Vec<(ChunkIndex, ChunkDigest)>>) {
+    async fn compare(self: Arc<Self>) {
         loop {
-            let items = tokio::select! {
-                () = self.ending.cancelled() => return,
-                items = offered.recv() => items,
-            };
-            let Some(items) = items else { return };
+            let items = std::mem::take(&mut *lock(&self.offered));
+            if items.is_empty() {
+                tokio::select! {
+                    () = self.ending.cancelled() => return,
+                    () = self.offers.notified() => continue,
+                }
+            }
             let hop = self.clone();
             let compared = tokio::task::spawn_blocking(move || {
                 for (index, digest) in items {

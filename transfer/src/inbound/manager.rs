@@ -8,6 +8,7 @@ use stage_core::assignment::{Peer, StreamChoice};
 use stage_core::cost;
 use stage_core::failure::Failure;
 use stage_core::id::NodeName;
+use stage_core::units::Rate;
 use stage_net::Conn;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
@@ -23,6 +24,9 @@ const ROUND: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const LOOK: Duration = Duration::from_millis(100);
 /// Streams of one hop, whatever anyone says.
 const MAX_STREAMS: u16 = 64;
+
+/// What streams are counted for where the plan expects no rate: 10 Gbit/s.
+const WANTED_BITS: f64 = 1e10;
 
 pub(super) struct Manager {
     shared: Arc<Shared>,
@@ -336,7 +340,7 @@ impl Manager {
         let wanted = match self.streams {
             StreamChoice::Fixed(count) => count,
             StreamChoice::Auto { cap } => cost::streams(
-                self.shared.wanted,
+                wanted_rate(self.shared.wanted),
                 connected.rtt,
                 connected.welcome.windows,
                 self.shared.plane.windows(),
@@ -382,5 +386,13 @@ impl Manager {
                 "its chunks were not those of the payload".clone_into(&mut self.why);
             }
         }
+    }
+}
+
+fn wanted_rate(planned: Rate) -> Rate {
+    if planned.bytes_per_second().is_finite() {
+        planned
+    } else {
+        Rate::from_bits_per_second(WANTED_BITS)
     }
 }

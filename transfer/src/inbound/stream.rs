@@ -1,7 +1,6 @@
 //! One data connection from the parent, on its own thread: reads blocks, hashes them, writes them to their place, and
 //! keeps the chunk if its digest agrees.
 
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,10 +28,7 @@ const TIMES: usize = 8;
 pub(super) struct Slot {
     pub(super) number: u32,
     closer: Closer,
-    /// When the chunk under way began.
-    began: Mutex<Option<Instant>>,
-    /// How long the last chunks took.
-    times: Mutex<VecDeque<Duration>>,
+    seen: Mutex<Seen>,
     pub(super) slow: AtomicBool,
 }
 
@@ -41,8 +37,7 @@ impl Slot {
         Self {
             number,
             closer,
-            began: Mutex::default(),
-            times: Mutex::default(),
+            seen: Mutex::default(),
             slow: AtomicBool::new(false),
         }
     }
@@ -50,24 +45,34 @@ impl Slot {
     pub(super) fn close(&self) {
         self.closer.close();
     }
+
+    fn seen(&self) -> Seen {
+        lock(&self.seen).clone()
+    }
+
+    /// A chunk begins.
+    fn begin(&self) {
+        lock(&self.seen).began = Some(Instant::now());
+    }
+
+    /// The chunk under way is whole.
+    fn end(&self) {
+        let mut seen = lock(&self.seen);
+        if let Some(began) = seen.began.take() {
+            let now = Instant::now();
+            if seen.whole.len() == TIMES {
+                seen.whole.remove(0);
+            }
+            seen.whole.push((now, now - began));
+        }
+    }
 }
 
 /// Ends the streams whose chunk takes far longer than their siblings' chunks.
 pub(super) fn end_slow(slots: &[Arc<Slot>], now: Instant) {
-    for slot in slots {
-        let Some(began) = *lock(&slot.began) else { continue };
-        let mut siblings: Vec<Duration> = slots
-            .iter()
-            .filter(|other| other.number != slot.number)
-            .flat_map(|other| lock(&other.times).iter().copied().collect::<Vec<_>>())
-            .collect();
-        if siblings.is_empty() {
-            continue;
-        }
-        siblings.sort_unstable();
-        let median = siblings[siblings.len() / 2];
-        let most = (median * SLOW.0).max(SLOW.1);
-        if now.saturating_duration_since(began) > most {
+    let seen: Vec<Seen> = slots.iter().map(|slot| slot.seen()).collect();
+    for (at, slot) in slots.iter().enumerate() {
+        if let Some(median) = slower(&seen, at, now) {
             tracing::info!(
                 stream = slot.number,
                 ?median,
@@ -77,6 +82,42 @@ pub(super) fn end_slow(slots: &[Arc<Slot>], now: Instant) {
             slot.close();
         }
     }
+}
+
+/// What is known of a stream's chunks.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    /// When the chunk under way began.
+    began: Option<Instant>,
+    /// When the last chunks were whole, and how long they took.
+    whole: Vec<(Instant, Duration)>,
+}
+
+/// The median of the siblings' chunk times, if this stream's chunk takes far longer.
+///
+/// Only what siblings brought since that chunk began counts: when nothing comes over any stream it is not this one's
+/// fault. Where all siblings have nothing to do there is nothing to wait for, and what they did before counts.
+fn slower(seen: &[Seen], at: usize, now: Instant) -> Option<Duration> {
+    let began = seen[at].began?;
+    let siblings = || {
+        seen.iter()
+            .enumerate()
+            .filter(|(other, _)| *other != at)
+            .map(|(_, seen)| seen)
+    };
+    let since = |then: Option<Instant>| {
+        let mut times: Vec<Duration> = siblings()
+            .flat_map(|seen| &seen.whole)
+            .filter(|(whole, _)| then.is_none_or(|then| *whole > then))
+            .map(|(_, took)| *took)
+            .collect();
+        times.sort_unstable();
+        times.get(times.len() / 2).copied()
+    };
+    let idle = || siblings().all(|seen| seen.began.is_none());
+    let median = since(Some(began)).or_else(|| idle().then(|| since(None)).flatten())?;
+    let most = (median * SLOW.0).max(SLOW.1);
+    (now.saturating_duration_since(began) > most).then_some(median)
 }
 
 /// Receives until the hop or the connection ends.
@@ -93,15 +134,9 @@ pub(super) fn run(hop: &Arc<InHop>, slot: &Arc<Slot>, conn: BlockingConn) -> Res
     let mut header = [0; Header::LEN];
     while receiver.fill(&mut header, true)? {
         let header = Header::decode(&header, store.layout())?;
-        *lock(&slot.began) = Some(Instant::now());
+        slot.begin();
         receiver.chunk(&header)?;
-        if let Some(began) = lock(&slot.began).take() {
-            let mut times = lock(&slot.times);
-            if times.len() == TIMES {
-                times.pop_front();
-            }
-            times.push_back(began.elapsed());
-        }
+        slot.end();
     }
     Ok(())
 }
@@ -223,4 +258,41 @@ pub(super) fn spawn(
             let _ = say.send(());
         })?;
     Ok((thread, said))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A stream that began its chunk `began` ms ago, and made others whole so many ms ago, each in 10 ms.
+    fn seen(now: Instant, began: Option<u32>, whole: &[u32]) -> Seen {
+        Seen {
+            began: began.map(|ago| now - MS * ago),
+            whole: whole.iter().map(|ago| (now - MS * *ago, MS * 10)).collect(),
+        }
+    }
+
+    #[test]
+    fn a_stream_is_slow_beside_siblings_that_get_on() {
+        let now = Instant::now() + Duration::from_secs(100);
+        let busy = seen(now, Some(5), &[900, 600, 300]);
+        let late = seen(now, Some(1100), &[]);
+        assert_eq!(slower(&[busy.clone(), late.clone()], 1, now), Some(MS * 10));
+        assert_eq!(slower(&[busy.clone(), late], 0, now), None);
+        // Ten times ten milliseconds is not enough: nothing under a second is.
+        assert_eq!(slower(&[busy, seen(now, Some(500), &[])], 1, now), None);
+    }
+
+    #[test]
+    fn a_stall_of_all_is_nobodys_fault() {
+        let now = Instant::now() + Duration::from_secs(100);
+        let stalled = seen(now, Some(3000), &[3100, 3200]);
+        assert_eq!(slower(&[stalled.clone(), stalled.clone()], 0, now), None);
+        // But the last chunk must not wait for a stream that hangs while the others have nothing to do.
+        let idle = seen(now, None, &[3100, 3200]);
+        assert_eq!(slower(&[stalled.clone(), idle], 0, now), Some(MS * 10));
+        assert_eq!(slower(&[stalled], 0, now), None);
+    }
 }

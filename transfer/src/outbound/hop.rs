@@ -219,6 +219,9 @@ impl Hop {
                 ToParent::Kept(chunks) => {
                     let mut queue = lock(&self.queue);
                     chunks.iter().for_each(|index| queue.kept(*index));
+                    if queue.has_offers() {
+                        self.offers.notify_one();
+                    }
                 }
                 ToParent::Want(chunks) => {
                     let mut queue = lock(&self.queue);

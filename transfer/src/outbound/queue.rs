@@ -24,8 +24,13 @@ pub(crate) struct Queue {
 #[derive(Debug)]
 struct Offers {
     pending: ChunkSet,
+    /// Offered and not answered.
+    open: ChunkSet,
     asked: ChunkSet,
 }
+
+/// The most offers that may be unanswered: the child holds each until it has read that much of its older copy.
+pub(crate) const MAX_OFFERS: u32 = 4096;
 
 impl Queue {
     /// A queue for a payload of `count` chunks, before the child has said anything.
@@ -56,10 +61,11 @@ impl Queue {
         let mut wanted = self.had.complement();
         wanted.intersect(&self.here);
         if offers {
-            let asked = ChunkSet::empty(self.here.limit());
+            let none = ChunkSet::empty(self.here.limit());
             self.offer = Some(Offers {
                 pending: wanted,
-                asked,
+                open: none.clone(),
+                asked: none,
             });
         } else {
             self.ready = wanted;
@@ -105,6 +111,7 @@ impl Queue {
         self.ready.remove(index);
         if let Some(offers) = &mut self.offer {
             offers.pending.remove(index);
+            offers.open.remove(index);
         }
         self.forget_sent(index);
     }
@@ -116,6 +123,7 @@ impl Queue {
         if let Some(offers) = &mut self.offer {
             offers.asked.insert(index);
             offers.pending.remove(index);
+            offers.open.remove(index);
         }
         if self.here.contains(index) {
             self.ready.insert(index);
@@ -138,18 +146,20 @@ impl Queue {
         let Some(offers) = &mut self.offer else {
             return Vec::new();
         };
-        let next: Vec<_> = offers.pending.iter().take(most).collect();
+        let room = MAX_OFFERS.saturating_sub(offers.open.len()) as usize;
+        let next: Vec<_> = offers.pending.iter().take(most.min(room)).collect();
         for index in &next {
             offers.pending.remove(*index);
+            offers.open.insert(*index);
         }
         next
     }
 
-    /// Whether there is something to offer.
+    /// Whether there is something to offer, and room for its answer.
     pub(crate) fn has_offers(&self) -> bool {
         self.offer
             .as_ref()
-            .is_some_and(|offers| !offers.pending.is_empty())
+            .is_some_and(|offers| !offers.pending.is_empty() && offers.open.len() < MAX_OFFERS)
     }
 
     /// A stream has ended: what it has sent and nobody answered for is ready again.

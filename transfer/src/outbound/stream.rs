@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use stage_core::chunk::{BLOCK, ChunkIndex};
 use stage_net::BlockingConn;
@@ -95,17 +95,10 @@ impl Sender<'_> {
 
     /// Waits until the limit lets so many bytes pass.
     fn wait(&self, bytes: usize) -> Result<(), TransferError> {
-        let delay = self.served.pace.take(bytes, Instant::now());
-        let until = Instant::now() + delay;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(());
-            }
-            if self.hop.is_over() {
-                return Err(TransferError::Stopped);
-            }
-            std::thread::sleep(left.min(Duration::from_millis(100)));
+        if self.served.pace.wait(bytes, || self.hop.is_over()) {
+            Ok(())
+        } else {
+            Err(TransferError::Stopped)
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use stage_core::assignment::{Final, SourceReport};
 use stage_core::chunk::{BLOCK, ChunkIndex};
@@ -89,18 +88,12 @@ fn declare(shared: &Shared) -> Result<Final, End> {
 
 /// Sleeps as long as the limit says.
 fn pause(shared: &Shared, bytes: usize) -> Result<(), End> {
-    let until = Instant::now() + shared.pace.take(bytes, Instant::now());
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(());
-        }
-        if shared.is_stopped() || shared.has_failed() {
-            return Err(End::Stopped);
-        }
+    let passed = shared.pace.wait(bytes, || {
+        // Asked only when there is something to wait for.
         wait_as(shared, Waits::Limit);
-        std::thread::sleep(left.min(Duration::from_millis(100)));
-    }
+        shared.is_stopped() || shared.has_failed()
+    });
+    if passed { Ok(()) } else { Err(End::Stopped) }
 }
 
 /// What the beat says that the bytes wait for.

@@ -135,3 +135,27 @@ async fn a_new_plan_moves_the_child_without_a_gap() {
     assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
     bench.published(t2, source.fin().await).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_circle_finds_out_by_itself() {
+    let bench = Bench::insecure(8 * CHUNK);
+    let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
+    let (t1, t2) = (bench.target(&n1), bench.target(&n2));
+    let _s1 = bench.serve(&n1, &t1, &["n2"]);
+    let _s2 = bench.serve(&n2, &t2, &["n1"]);
+    // Each is the other's parent, and both beat: nobody is silent, and nobody has anything.
+    let mut source = bench.source(&n0, &[]).await;
+    let mut r1 = bench.receive(&n1, t1.store(), vec![n2.peer(), n0.peer()], 1);
+    let mut r2 = bench.receive(&n2, t2.store(), vec![n1.peer(), n0.peer()], 1);
+    let events = r1.complete().await;
+    assert_eq!(parents(&events)[0], "n2");
+    let mut all = events;
+    all.extend(r2.complete().await);
+    let still = all
+        .iter()
+        .any(|event| matches!(event, HopEvent::Moved { to, why, .. } if *to == name("n0") && why.contains("stood still")));
+    assert!(still, "{all:?}");
+    let fin = source.fin().await;
+    bench.published(t1, fin.clone()).await;
+    bench.published(t2, fin).await;
+}

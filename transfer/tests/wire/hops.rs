@@ -3,7 +3,7 @@
 use std::fs;
 
 use stage_core::assignment::IfExists;
-use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet};
+use stage_core::chunk::{CHUNK, ChunkIndex};
 use stage_core::units::Rate;
 use stage_transfer::inbound::HopEvent;
 
@@ -197,7 +197,7 @@ async fn a_list_of_digests_finds_the_chunk_that_is_not_the_payloads() {
     assert_ne!(root, fin.root);
     let repair = receiving.inbound.repair(&fin, bench.manifest.digest());
     let differ = soon("a list of digests", repair).await.unwrap();
-    assert_eq!(differ, ChunkSet::from_runs(12, [4..5]));
+    assert_eq!(differ.iter().collect::<Vec<_>>(), [ChunkIndex(4)]);
     // It comes from another parent than the one that delivered.
     assert_eq!(receiving.parents().await, ["n0"]);
     bench.published(target, fin).await;
@@ -219,9 +219,6 @@ async fn a_limit_holds_and_can_be_lifted() {
     assert!(matches!(receiving.event().await, HopEvent::Moved { .. }));
     assert_eq!(target.store().have().len(), 0);
     source.source.serving().set_limit(None);
-    // Whoever already waits is not woken by the new limit: a new connection is.
-    receiving.inbound.stop().await;
-    let mut receiving = bench.receive(&n1, target.store(), vec![n0.peer()], 1);
     receiving.complete().await;
     bench.published(target, source.fin().await).await;
 }

@@ -19,7 +19,7 @@ async fn a_source_that_is_written_to_fails() {
     let slow = Rate::from_bytes_per_second(1e6);
     let mut source = bench.source_at(&n0, &["n1"], Some(slow), None).await;
     let receiving = bench.receive(&n1, target.store(), vec![n0.peer()], 1);
-    until("a chunk", || target.store().have().len() > 0).await;
+    until("a chunk", || !target.store().have().is_empty()).await;
     let mut file = OpenOptions::new().append(true).open(&bench.file).unwrap();
     file.write_all(b"more").unwrap();
     match soon("a failure", source.reports.recv()).await {
