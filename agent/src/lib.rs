@@ -109,7 +109,10 @@ impl Agent {
             self.roots,
             outbox,
         );
-        let ended = session.run(&runner, &stop).await;
+        let ended = tokio::select! {
+            ended = session.run(&runner, &stop) => ended,
+            never = runner.sweep() => match never {},
+        };
         self.plane.drain();
         if timeout(DRAIN, runner.children_gone()).await.is_err() {
             tracing::warn!("children did not move in time; leaving them to their fallbacks");

@@ -1,6 +1,7 @@
 //! The jobs on this node: one task each, found by id.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,16 +11,21 @@ use stage_core::id::{Epoch, JobId, NodeName, PlanVersion};
 use stage_transfer::budget::Budget;
 use stage_transfer::plane::DataPlane;
 use stage_transfer::root::Roots;
+use stage_transfer::target::sweep;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking;
 use crate::job::{Job, Live};
 use crate::outbox::Outbox;
 
 /// Orders waiting for one job. The session waits when they are more: orders are few and whole.
 const ORDERS: usize = 16;
+
+/// How long the partial of a job that the coordinator does not know is kept.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Ended jobs whose rank is remembered, so that an order that comes late does not wake them.
 const ENDED: usize = 4096;
@@ -136,6 +142,19 @@ impl Runner {
             .iter()
             .map(|(job, handle)| (*job, handle.rank))
             .collect()
+    }
+
+    /// Every hour: drops what is left of jobs that no coordinator has asked for in [`KEPT`].
+    pub(crate) async fn sweep(&self) -> Infallible {
+        let mut hourly = interval(Duration::from_secs(3600));
+        loop {
+            hourly.tick().await;
+            let (context, known) = (self.context.clone(), self.held().into_keys().collect());
+            let gone = blocking(move || sweep(&context.roots, &context.state, &known, KEPT)).await;
+            for job in gone {
+                tracing::warn!(%job, "no coordinator has asked for this job for a day; its partial is dropped");
+            }
+        }
     }
 
     /// Returns when no job serves a child any more.
