@@ -71,6 +71,8 @@ pub enum Code {
     Superseded,
     /// Someone cancelled it.
     Cancelled,
+    /// Ctrl-C at the command that watched; the job itself goes on.
+    Interrupted,
     /// No job of that id.
     UnknownJob,
     /// The configuration or the topology is wrong.
@@ -115,6 +117,7 @@ impl Code {
             Self::Fenced => "fenced",
             Self::Superseded => "superseded",
             Self::Cancelled => "cancelled",
+            Self::Interrupted => "interrupted",
             Self::UnknownJob => "unknown_job",
             Self::Config => "config",
             Self::State => "state",
@@ -123,7 +126,7 @@ impl Code {
     }
 
     /// Every code, for conversions and tests.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::Usage,
         Self::UnknownTarget,
         Self::NoSource,
@@ -154,6 +157,7 @@ impl Code {
         Self::Fenced,
         Self::Superseded,
         Self::Cancelled,
+        Self::Interrupted,
         Self::UnknownJob,
         Self::Config,
         Self::State,
