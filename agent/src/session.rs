@@ -166,17 +166,16 @@ impl Session {
                     Ok(None) => return Ok(End::Lost("it ended the session".to_owned())),
                     Err(status) => return Ok(End::Lost(status.message().to_owned())),
                 },
-                () = self.outbox.changed() => outgoing = self.outbox.unsaid(),
+                () = self.outbox.changed() => {
+                    // Counters first: the fact may be the job's last, and its result is shown with what they say.
+                    outgoing = fresh_progress(runner, &mut said);
+                    outgoing.extend(self.outbox.unsaid());
+                }
                 _ = progress.tick() => {
                     if heard.elapsed() > SILENCE {
                         return Ok(End::Lost("it has gone silent".to_owned()));
                     }
-                    for (job, now) in runner.progress() {
-                        if said.get(&job) != Some(&now) {
-                            outgoing.push(Body::Progress(v1::JobProgress::of(job, &now)));
-                            said.insert(job, now);
-                        }
-                    }
+                    outgoing = fresh_progress(runner, &mut said);
                 }
                 _ = heartbeat.tick() => {
                     count += 1;
@@ -307,4 +306,16 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// The counters that changed since they were said last.
+fn fresh_progress(runner: &Runner, said: &mut BTreeMap<JobId, Progress>) -> Vec<Body> {
+    let mut news = Vec::new();
+    for (job, now) in runner.progress() {
+        if said.get(&job) != Some(&now) {
+            news.push(Body::Progress(v1::JobProgress::of(job, &now)));
+            said.insert(job, now);
+        }
+    }
+    news
 }
