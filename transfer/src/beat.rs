@@ -47,7 +47,9 @@ impl Pulse {
     pub(crate) fn heard(&self, beat: Beat) -> bool {
         let mut state = lock(&self.0);
         let advances = state.1.advances(beat);
-        if advances {
+        // Where the source receives from itself, its own count comes back late and must not set it back.
+        let back = state.0.origin == beat.origin && state.0.count >= beat.count;
+        if advances && !back {
             state.0 = beat;
         }
         advances

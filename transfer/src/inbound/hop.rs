@@ -1,5 +1,7 @@
 //! One parent at work: its control connection, and the streams that are kept up beside it.
 
+mod upkeep;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -14,16 +16,15 @@ use stage_net::Conn;
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
-use super::dial::{self, Connected};
+use super::dial::Connected;
 use super::stream::{self, Slot};
 use crate::beat::Heard;
 use crate::error::TransferError;
 use crate::frame::{self, MAX_BATCH, MAX_MESSAGE, Reader, ToChild, ToParent};
-use crate::hello::ConnKind;
 use crate::outbound::MAX_OFFERS;
 use crate::store::{Compared, Watcher};
 use crate::sync::lock;
@@ -36,16 +37,13 @@ const STILL: Duration = Duration::from_secs(6);
 const DEAD: Duration = Duration::from_secs(10);
 /// How often slow streams and missed chunks are looked for.
 const LOOK: Duration = Duration::from_millis(100);
-/// Until a data connection that broke is dialled again; doubled each time it brings nothing.
-const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Until a stream that was ended as slow is dialled again; doubled each time.
-const REDIAL_SLOW: Duration = Duration::from_secs(5);
-
 /// Why nothing more comes from this parent, or to this node at all.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
     /// The parent sent bytes that are not their digest's.
     Corrupt(ChunkIndex),
+    /// The parent sent what the protocol does not have.
+    Broken(&'static str),
     /// This node's disk.
     Store(Failure),
     /// Other content stands at the target.
@@ -80,6 +78,8 @@ struct State {
     counts: Heard,
     /// Since when there is no data connection.
     without_streams: Option<Instant>,
+    /// A chunk was given up because nothing more of it came, and nothing has come since.
+    stalled: bool,
     leaving: bool,
     fault: Option<Fault>,
     /// Why the control connection ended.
@@ -111,6 +111,7 @@ impl InHop {
                 advanced: now,
                 counts: Heard::default(),
                 without_streams: Some(now),
+                stalled: false,
                 leaving: false,
                 fault: None,
                 ended: None,
@@ -148,10 +149,20 @@ impl InHop {
 
     /// Payload bytes came.
     pub(super) fn bytes_came(&self) {
-        lock(&self.state).heard = Instant::now();
+        {
+            let mut state = lock(&self.state);
+            state.heard = Instant::now();
+            state.stalled = false;
+        }
         if !self.bytes_seen.swap(true, Ordering::Relaxed) {
             self.shared.changed.notify_one();
         }
+    }
+
+    /// Nothing more of a chunk came, although the connection stands.
+    pub(super) fn stalled(&self) {
+        lock(&self.state).stalled = true;
+        self.shared.changed.notify_one();
     }
 
     /// Something is wrong beyond this connection; the first word counts.
@@ -179,6 +190,8 @@ impl InHop {
             Some(format!("no word for {} s", SUSPECT.as_secs()))
         } else if since(state.advanced) > STILL {
             Some(format!("its count has stood still for {} s", STILL.as_secs()))
+        } else if state.stalled {
+            Some("a chunk has come to a stop".to_owned())
         } else if state.without_streams.is_some_and(|then| since(then) > SUSPECT) {
             Some(format!("no data connection for {} s", SUSPECT.as_secs()))
         } else {
@@ -356,90 +369,6 @@ impl InHop {
                 }
                 None => outbox.missed.push(index),
             }
-        }
-    }
-
-    /// Keeps one data connection up for as long as the hop lives.
-    async fn keep_up(self: Arc<Self>) {
-        let mut pause = REDIAL.0;
-        let mut slow_pause = REDIAL_SLOW;
-        while !self.ending.is_cancelled() {
-            let number = self.next_stream.fetch_add(1, Ordering::Relaxed);
-            let before = self.shared.bytes_received.load(Ordering::Relaxed);
-            let ended = tokio::select! {
-                () = self.ending.cancelled() => return,
-                dialled = self.dial_stream(number) => dialled,
-            };
-            let wait = match ended {
-                Ok((conn, slot)) => {
-                    self.receive(conn, &slot).await;
-                    lock(&self.outbox).ended.push(number);
-                    self.say.notify_one();
-                    if slot.slow.load(Ordering::Relaxed) {
-                        slow_pause *= 2;
-                        slow_pause / 2
-                    } else {
-                        if self.shared.bytes_received.load(Ordering::Relaxed) > before {
-                            pause = REDIAL.0;
-                        }
-                        pause
-                    }
-                }
-                Err(TransferError::Refused(failure)) => {
-                    // The parent does not know this hop any more: nothing will come over it.
-                    tracing::debug!(%failure, "a data connection was refused");
-                    lock(&self.state).leaving = true;
-                    self.shared.changed.notify_one();
-                    pause
-                }
-                Err(error) => {
-                    tracing::debug!(parent = %self.peer.node, %error, "no data connection");
-                    pause
-                }
-            };
-            pause = (pause * 2).min(REDIAL.1);
-            tokio::select! {
-                () = self.ending.cancelled() => return,
-                () = sleep(wait) => {}
-            }
-        }
-    }
-
-    async fn dial_stream(&self, number: u32) -> Result<(stage_net::BlockingConn, Arc<Slot>), TransferError> {
-        let kind = ConnKind::Data { stream: number };
-        let (conn, _) =
-            dial::connect_to(&self.shared, &self.peer, self.address, self.id, kind, false).await?;
-        let conn = conn.into_blocking()?;
-        let slot = Arc::new(Slot::new(number, conn.closer()?));
-        Ok((conn, slot))
-    }
-
-    /// Lets a thread receive over the connection until it or the hop ends.
-    async fn receive(self: &Arc<Self>, conn: stage_net::BlockingConn, slot: &Arc<Slot>) {
-        let (thread, mut said) = match stream::spawn(self.clone(), slot.clone(), conn) {
-            Ok(spawned) => spawned,
-            Err(error) => {
-                tracing::warn!(%error, "no thread for a stream");
-                return;
-            }
-        };
-        lock(&self.slots).push(slot.clone());
-        lock(&self.state).without_streams = None;
-        tokio::select! {
-            _ = &mut said => {}
-            () = self.ending.cancelled() => {
-                slot.close();
-                let _ = said.await;
-            }
-        }
-        let joined = tokio::task::spawn_blocking(move || thread.join());
-        if !matches!(joined.await, Ok(Ok(()))) {
-            tracing::error!("a receiving thread panicked");
-        }
-        let mut slots = lock(&self.slots);
-        slots.retain(|other| other.number != slot.number);
-        if slots.is_empty() {
-            lock(&self.state).without_streams = Some(Instant::now());
         }
     }
 

@@ -179,6 +179,11 @@ impl Manager {
                     self.lose(&hop, format!("chunk {chunk} came corrupt"));
                     self.emit(HopEvent::Corrupt { parent, chunk }).await;
                 }
+                Some(Fault::Broken(why)) => {
+                    tracing::warn!(%parent, why, "a parent does not keep to the protocol");
+                    self.shunned.insert(parent);
+                    self.lose(&hop, why.to_owned());
+                }
                 Some(Fault::Store(failure)) => return self.give_up(HopEvent::Failed(failure)).await,
                 Some(Fault::Unfit(failure)) => return self.give_up(HopEvent::Unfit(failure)).await,
             }

@@ -253,6 +253,11 @@ pub(super) fn spawn(
         .name(format!("in-{}", slot.number))
         .spawn(move || {
             if let Err(error) = run(&hop, &slot, conn) {
+                match &error {
+                    TransferError::Protocol(why) => hop.fail(Fault::Broken(why)),
+                    TransferError::Silent(_) => hop.stalled(),
+                    _ => {}
+                }
                 tracing::debug!(parent = %hop.peer.node, stream = slot.number, %error, "stream ended");
             }
             let _ = say.send(());
