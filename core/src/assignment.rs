@@ -4,6 +4,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::digest::{ChunkHash, FileDigest, RootDigest};
 use crate::id::{Epoch, JobId, JobKey, NodeName, PlanVersion, RootName};
 use crate::manifest::Manifest;
@@ -108,7 +110,7 @@ pub struct SourceSpec {
 }
 
 /// Where the payload shall lie on a target.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetSpec {
     /// A root by name, or the absolute path that must lie in one.
     pub place: Place,
@@ -119,7 +121,7 @@ pub struct TargetSpec {
 }
 
 /// The directory of a target.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
     /// Below a root; without a name, the agent's first root.
     Root {
@@ -133,7 +135,7 @@ pub enum Place {
 }
 
 /// What to do where other content stands under the final name.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IfExists {
     /// The target is unfit.
     #[default]
@@ -154,7 +156,7 @@ pub struct Peer {
 }
 
 /// What the source declares when it has read all: only who agrees with it publishes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Final {
     /// Over the manifest's digest and all chunk digests.
     pub root: RootDigest,

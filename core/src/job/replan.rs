@@ -1,0 +1,280 @@
+//! New parents while the job runs: for children of a node that cannot serve any more, for targets that join late, and
+//! for children that have already gone on by themselves.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{Job, Presence, TargetState};
+use crate::id::NodeName;
+use crate::plan::Hop;
+
+/// Ancestors above the parent that a child may ask, before the source.
+const ANCESTORS: usize = 3;
+/// The most streams that a late joiner may choose where no other hop says.
+const CAP: u16 = 8;
+
+impl Job {
+    /// Whether the node can be given children: it is a member of the job and nothing speaks against it.
+    fn can_serve(&self, node: &NodeName) -> bool {
+        let here = !matches!(self.standing(node).presence, Presence::Away | Presence::Leaving);
+        let member = (*node == self.spec.source && !self.record.source_ended)
+            || self
+                .index
+                .get(node)
+                .is_some_and(|at| self.targets[*at].state.is_member());
+        here && member && !self.record.quarantined.contains(node)
+    }
+
+    fn parent_of(&self, child: &NodeName) -> Option<&NodeName> {
+        self.hop(child)
+            .map(|hop| &hop.parent)
+            .filter(|parent| *parent != child)
+    }
+
+    /// The chain of parents above a node, nearest first, as the plan has it now.
+    fn ancestors(&self, parents: &BTreeMap<NodeName, NodeName>, child: &NodeName) -> Vec<NodeName> {
+        let mut above: Vec<NodeName> = Vec::new();
+        let mut at = child;
+        while let Some(parent) = parents.get(at) {
+            // The source may be a child of itself, and no report may turn the plan into a ring.
+            if parent == at || above.contains(parent) || above.len() > ANCESTORS + 8 {
+                break;
+            }
+            above.push(parent.clone());
+            at = parent;
+        }
+        above
+    }
+
+    fn parents(&self) -> BTreeMap<NodeName, NodeName> {
+        self.plan
+            .iter()
+            .flat_map(|plan| &plan.hops)
+            .map(|hop| (hop.child.clone(), hop.parent.clone()))
+            .collect()
+    }
+
+    /// Whether `node` receives, directly or not, from `root`.
+    fn is_below(&self, node: &NodeName, root: &NodeName) -> bool {
+        let mut at = node;
+        let mut steps = 0;
+        while let Some(parent) = self.parent_of(at) {
+            if parent == root {
+                return true;
+            }
+            steps += 1;
+            if steps > self.targets.len() {
+                return true;
+            }
+            at = parent;
+        }
+        false
+    }
+
+    /// Gives every child of a node that cannot serve another parent, and brings the fallbacks up to date.
+    pub(super) fn rehome(&mut self) {
+        let Some(plan) = &self.plan else { return };
+        if !self.record.phase.is_running() {
+            return;
+        }
+        let orphans: Vec<NodeName> = plan
+            .hops
+            .iter()
+            .filter(|hop| {
+                let state = self.targets[self.index[&hop.child]].state;
+                state.is_member() && state != TargetState::Published && !self.can_serve(&hop.parent)
+            })
+            .map(|hop| hop.child.clone())
+            .collect();
+        for child in orphans {
+            if let Some(parent) = self.next_parent(&child) {
+                self.remark(format!("{child} now asks {parent}"));
+                self.set_parent(&child, &parent);
+            }
+        }
+        self.refresh();
+    }
+
+    /// The nearest ancestor that can serve; else a holder.
+    fn next_parent(&self, child: &NodeName) -> Option<NodeName> {
+        let parents = self.parents();
+        self.ancestors(&parents, child)
+            .into_iter()
+            .find(|node| self.can_serve(node))
+            .or_else(|| {
+                self.can_serve(&self.spec.source)
+                    .then(|| self.spec.source.clone())
+            })
+            .or_else(|| self.best_holder(child))
+    }
+
+    /// The one with the fewest children among those that have it all, else among those that still receive.
+    fn best_holder(&self, child: &NodeName) -> Option<NodeName> {
+        let load = |node: &NodeName| {
+            self.children.get(node).map_or(0, |children| {
+                children
+                    .iter()
+                    .filter(|c| {
+                        let state = self.targets[self.index[*c]].state;
+                        state.is_member() && state != TargetState::Published
+                    })
+                    .count()
+            })
+        };
+        self.spec
+            .targets
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| *node != child && self.can_serve(node) && !self.is_below(node, child))
+            .filter(|(_, node)| self.hop(node).is_some())
+            .min_by_key(|(at, node)| {
+                let whole = self.targets[*at].state == TargetState::Published;
+                (!whole, load(node), *at)
+            })
+            .map(|(_, node)| node.clone())
+    }
+
+    fn set_parent(&mut self, child: &NodeName, parent: &NodeName) {
+        let Some(plan) = &mut self.plan else { return };
+        let Some(hop) = plan.hops.iter_mut().find(|hop| hop.child == *child) else {
+            return;
+        };
+        let old = std::mem::replace(&mut hop.parent, parent.clone());
+        self.dirty_plan = true;
+        for node in [child, parent, &old] {
+            self.touch(node);
+        }
+        self.index_children();
+        self.changed();
+    }
+
+    /// Derives fallbacks and depths anew from the parents; children whose list changed are told.
+    pub(super) fn refresh(&mut self) {
+        let parents = self.parents();
+        let depths = self.depths();
+        let mut fresh: Vec<(NodeName, Vec<NodeName>, u16)> = Vec::new();
+        let Some(plan) = &self.plan else { return };
+        for hop in &plan.hops {
+            let mut fallbacks: Vec<NodeName> = Vec::new();
+            if hop.parent != self.spec.source && hop.parent != hop.child {
+                fallbacks = self
+                    .ancestors(&parents, &hop.parent)
+                    .into_iter()
+                    .filter(|node| *node != self.spec.source && *node != hop.child && self.can_serve(node))
+                    .take(ANCESTORS)
+                    .collect();
+                if !self.record.source_ended {
+                    fallbacks.push(self.spec.source.clone());
+                }
+            }
+            let depth = depths.get(&hop.child).copied().unwrap_or(hop.depth);
+            if fallbacks != hop.fallbacks || depth != hop.depth {
+                fresh.push((hop.child.clone(), fallbacks, depth));
+            }
+        }
+        if fresh.is_empty() {
+            return;
+        }
+        for (child, fallbacks, depth) in fresh {
+            self.touch(&child);
+            if let (Some(plan), Some(at)) = (&mut self.plan, self.hops.get(&child)) {
+                let hop = &mut plan.hops[*at];
+                hop.fallbacks = fallbacks;
+                hop.depth = depth;
+            }
+        }
+        if let Some(plan) = &mut self.plan {
+            plan.depth = plan.hops.iter().map(|hop| hop.depth).max().unwrap_or(0);
+        }
+        self.dirty_plan = true;
+    }
+
+    fn depths(&self) -> BTreeMap<NodeName, u16> {
+        let mut depths = BTreeMap::new();
+        let mut seen = BTreeSet::from([self.spec.source.clone()]);
+        let mut queue = VecDeque::from([(self.spec.source.clone(), 0u16)]);
+        while let Some((node, depth)) = queue.pop_front() {
+            for child in self.children.get(&node).into_iter().flatten() {
+                depths.insert(child.clone(), depth.saturating_add(1));
+                if seen.insert(child.clone()) {
+                    queue.push_back((child.clone(), depth.saturating_add(1)));
+                }
+            }
+        }
+        depths
+    }
+
+    /// A fit target that has no part in the transfer yet gets one; [`Self::refresh`] must follow.
+    pub(super) fn join(&mut self, at: usize) {
+        let child = self.spec.targets[at].clone();
+        let planned = self.hop(&child);
+        let good =
+            planned.is_some_and(|hop| self.can_serve(&hop.parent) && !self.is_below(&hop.parent, &child));
+        if !good {
+            let parent = if child == self.spec.source {
+                child.clone()
+            } else {
+                self.best_holder(&child)
+                    .unwrap_or_else(|| self.spec.source.clone())
+            };
+            if planned.is_some() {
+                self.set_parent(&child, &parent);
+            } else {
+                self.add_hop(&child, &parent);
+            }
+        }
+        self.set_state(at, TargetState::Receiving, None);
+        self.note_address(&child);
+        let parent = self.parent_of(&child).cloned();
+        if let Some(parent) = parent {
+            self.note_address(&parent);
+            self.touch(&parent);
+        }
+    }
+
+    fn add_hop(&mut self, child: &NodeName, parent: &NodeName) {
+        let Some(plan) = &mut self.plan else { return };
+        let like = plan.hops.first();
+        let hop = Hop {
+            child: child.clone(),
+            parent: parent.clone(),
+            fallbacks: Vec::new(),
+            streams: self.spec.streams.or(like.map(|hop| hop.streams)).unwrap_or(1),
+            streams_cap: like.map_or(CAP, |hop| hop.streams_cap),
+            depth: 1,
+            rate: plan
+                .hops
+                .iter()
+                .map(|hop| hop.rate)
+                .min_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()))
+                .unwrap_or(crate::units::Rate::ZERO),
+            finish: plan.predicted,
+            limited_by: "joined later".to_owned(),
+        };
+        plan.hops.push(hop);
+        let index = &self.index;
+        plan.hops.sort_by_key(|hop| index.get(&hop.child).copied());
+        self.dirty_plan = true;
+        self.index_children();
+        self.changed();
+    }
+
+    /// A child has gone on with another parent: the plan follows it.
+    pub(super) fn moved(&mut self, child: &NodeName, from: &NodeName, to: &NodeName, why: &str) {
+        let member = self
+            .index
+            .get(child)
+            .is_some_and(|at| self.targets[*at].state.is_member());
+        if !self.record.phase.is_running() || !member || child == to || !self.concerns(to) {
+            return;
+        }
+        if self.parent_of(child) == Some(to) {
+            return;
+        }
+        self.remark(format!("{child} moved from {from} to {to}: {why}"));
+        // A plan must be a tree; should the child be right all the same, its next report says so.
+        if !self.is_below(to, child) {
+            self.set_parent(child, to);
+            self.refresh();
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What people see of a job, and the exit code of a command that returns now.
+
+use std::time::Duration;
+
+use super::{Job, Live, Now, Phase, TargetState};
+use crate::assignment::Progress;
+use crate::digest::FileDigest;
+use crate::failure::{Code, Failure};
+use crate::id::{JobId, NodeName};
+use crate::plan::Plan;
+use crate::units::{ByteCount, Rate};
+
+/// The present rate is taken over at least this long.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// A job, whole, as of now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobView {
+    /// The job.
+    pub job: JobId,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// The payload's name as text.
+    pub name: String,
+    /// Where the payload is.
+    pub source: NodeName,
+    /// Its size, once known.
+    pub size: ByteCount,
+    /// The plan in force.
+    pub plan: Option<Plan>,
+    /// In target order; empty in a summary.
+    pub nodes: Vec<NodeView>,
+    /// Wall clock of the submit.
+    pub submitted_unix_ms: u64,
+    /// From submit to the end, or to now.
+    pub took: Duration,
+    /// The file's SHA-256.
+    pub sha256: Option<FileDigest>,
+    /// Bytes that the SHA-256 lane has passed.
+    pub sha256_bytes: u64,
+    /// Bytes read from the source file.
+    pub source_bytes_read: u64,
+    /// Payload bytes that left the source.
+    pub source_bytes_sent: u64,
+    /// Why the job failed as a whole.
+    pub failure: Option<Failure>,
+    /// A command that watches may return now.
+    pub settled: bool,
+    /// With this exit code.
+    pub exit: u8,
+    /// What people should know, newest last.
+    pub remarks: Vec<String>,
+    /// How many targets there are.
+    pub targets: usize,
+    /// How many have the file (or had something that was to be left).
+    pub published: usize,
+}
+
+/// A target as of now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeView {
+    /// Its name.
+    pub node: NodeName,
+    /// Where it is.
+    pub state: TargetState,
+    /// The final path, once known.
+    pub path: String,
+    /// Payload bytes that it keeps.
+    pub bytes_kept: u64,
+    /// Payload bytes received over the network.
+    pub bytes_received: u64,
+    /// Since it began to receive, or how long it took.
+    pub took: Duration,
+    /// Average since it began.
+    pub rate: Rate,
+    /// Over the last second or two.
+    pub rate_now: Rate,
+    /// Average of its disk while it writes.
+    pub disk_rate: Rate,
+    /// From whom it receives.
+    pub parent: Option<NodeName>,
+    /// Streams to the parent.
+    pub streams: u16,
+    /// RTT to the parent.
+    pub rtt: Option<Duration>,
+    /// Why it is unfit or failed.
+    pub failure: Option<Failure>,
+    /// No payload byte moved.
+    pub already: bool,
+    /// The newer job.
+    pub superseded_by: Option<JobId>,
+    /// Declared away: does not count against the exit code.
+    pub drained: bool,
+}
+
+impl Live {
+    pub(super) fn note(&mut self, progress: Progress, now: Duration) {
+        if self.first.is_none() && progress.bytes_kept > 0 {
+            // What was there before this job's first report was not received since.
+            self.first = Some(now);
+        }
+        let last = (now, progress.bytes_kept);
+        if self.mark.is_none_or(|(at, _)| at + WINDOW * 2 <= now) {
+            self.mark = self.last.or(Some(last));
+        }
+        self.last = Some(last);
+        self.progress = progress;
+    }
+
+    fn rate_now(&self) -> Rate {
+        match (self.mark, self.last) {
+            (Some((from, before)), Some((to, after))) if to > from => {
+                rate(after.saturating_sub(before), to - from)
+            }
+            _ => Rate::ZERO,
+        }
+    }
+}
+
+fn rate(bytes: u64, time: Duration) -> Rate {
+    if time.is_zero() {
+        Rate::ZERO
+    } else {
+        Rate::from_bytes_per_second(bytes as f64 / time.as_secs_f64())
+    }
+}
+
+impl Job {
+    /// Whether a command that watches may return: every fit target has ended and the digest is known.
+    pub fn is_settled(&self) -> bool {
+        self.record.phase.is_ended() || self.record.phase == Phase::Open
+    }
+
+    /// The exit code of a command that returns now.
+    pub fn exit(&self) -> u8 {
+        let code = self.record.failure.as_ref().map(|failure| failure.code);
+        match self.record.phase {
+            Phase::Done => 0,
+            Phase::Cancelled => 7,
+            Phase::Failed if self.record.refused && code == Some(Code::Internal) => 1,
+            Phase::Failed if self.record.refused => 4,
+            Phase::Failed => 6,
+            Phase::Open | Phase::Partial => 5,
+            _ if self.is_whole() => 0,
+            _ => 5,
+        }
+    }
+
+    /// The job as of now.
+    pub fn view(&self, now: Now) -> JobView {
+        let nodes = (0..self.targets.len())
+            .map(|at| self.node_view(at, now))
+            .collect();
+        JobView {
+            nodes,
+            plan: self.plan.clone(),
+            ..self.summary(now)
+        }
+    }
+
+    /// The job as of now without its nodes and its plan.
+    pub fn summary(&self, now: Now) -> JobView {
+        let record = &self.record;
+        let end = record.ended_unix_ms.unwrap_or(now.unix_ms);
+        JobView {
+            job: self.spec.id,
+            phase: record.phase,
+            name: self.spec.name(),
+            source: self.spec.source.clone(),
+            size: record
+                .manifest
+                .as_ref()
+                .map(|manifest| manifest.payload_size())
+                .unwrap_or_default(),
+            plan: None,
+            nodes: Vec::new(),
+            submitted_unix_ms: record.submitted_unix_ms,
+            took: Duration::from_millis(end.saturating_sub(record.submitted_unix_ms)),
+            sha256: record.sha256,
+            sha256_bytes: record.sha256_bytes,
+            source_bytes_read: record.source_bytes_read,
+            source_bytes_sent: record.source_bytes_sent,
+            failure: record.failure.clone(),
+            settled: self.is_settled(),
+            exit: self.exit(),
+            remarks: record.remarks.clone(),
+            targets: self.targets.len(),
+            published: self
+                .targets
+                .iter()
+                .filter(|target| target.state.is_good())
+                .count(),
+        }
+    }
+
+    fn node_view(&self, at: usize, now: Now) -> NodeView {
+        let target = &self.targets[at];
+        let live = &self.live[at];
+        let node = &self.spec.targets[at];
+        let hop = self.hop(node);
+        let copied = target.copied.unwrap_or_default();
+        let size = self.record.manifest.as_ref().map_or(0, |m| m.payload_size().0);
+        let published = target.state == TargetState::Published;
+        let took = if published {
+            copied.took
+        } else {
+            live.first
+                .map_or(Duration::ZERO, |first| now.up.saturating_sub(first))
+        };
+        let received = if published {
+            copied.bytes_received
+        } else {
+            live.progress.bytes_received
+        };
+        NodeView {
+            node: node.clone(),
+            state: target.state,
+            path: target.path.clone(),
+            bytes_kept: if published { size } else { live.progress.bytes_kept },
+            bytes_received: received,
+            took,
+            rate: rate(received, took),
+            rate_now: if published { Rate::ZERO } else { live.rate_now() },
+            disk_rate: rate(live.progress.disk_bytes, live.progress.disk_time),
+            parent: live
+                .progress
+                .parent
+                .clone()
+                .or_else(|| hop.map(|hop| hop.parent.clone())),
+            streams: match live.progress.streams {
+                0 => hop.map_or(0, |hop| hop.streams),
+                streams => streams,
+            },
+            rtt: live.progress.rtt,
+            failure: target.failure.clone(),
+            already: published && copied.already,
+            superseded_by: target.superseded_by,
+            drained: target.drained,
+        }
+    }
+}
