@@ -1,0 +1,100 @@
+//! What the services ask of the driver, decoded.
+
+use std::sync::Arc;
+
+use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
+use stage_core::failure::Failure;
+use stage_core::id::{Epoch, JobId, NodeName, PlanVersion};
+use stage_core::plan::Plan;
+use stage_proto::v1;
+use tokio::sync::{oneshot, watch};
+
+use super::Submit;
+use crate::fleet::{Registration, Session, SessionId};
+
+/// A job as watchers see it: always the latest, whoever is slow misses what is in between.
+pub(crate) type View = watch::Receiver<Arc<v1::JobView>>;
+
+/// One request.
+pub(crate) enum Command {
+    Submit {
+        submit: Box<Submit>,
+        reply: oneshot::Sender<Result<JobId, Failure>>,
+    },
+    Plan {
+        submit: Box<Submit>,
+        reply: oneshot::Sender<Result<Plan, Failure>>,
+    },
+    Watch {
+        job: JobId,
+        reply: oneshot::Sender<Result<View, Failure>>,
+    },
+    Jobs {
+        limit: usize,
+        reply: oneshot::Sender<Vec<v1::JobView>>,
+    },
+    Cancel {
+        job: JobId,
+        /// TARGETS; empty for the whole job.
+        nodes: String,
+        reply: oneshot::Sender<Result<(), Failure>>,
+    },
+    Nodes {
+        reply: oneshot::Sender<Vec<v1::FleetNode>>,
+    },
+    Drain {
+        nodes: String,
+        drain: bool,
+        reply: oneshot::Sender<Result<Vec<v1::FleetNode>, Failure>>,
+    },
+    /// A command group's answer.
+    Group {
+        name: String,
+        nodes: Vec<NodeName>,
+    },
+    /// An agent that was refused before it could be asked anything.
+    Refuse {
+        node: String,
+        version: String,
+        failure: Failure,
+    },
+    Register {
+        registration: Box<Registration>,
+        session: Session,
+        reply: oneshot::Sender<Result<(), Failure>>,
+    },
+    Report {
+        node: NodeName,
+        session: SessionId,
+        report: Report,
+    },
+    Closed {
+        node: NodeName,
+        session: SessionId,
+    },
+}
+
+/// What an agent says.
+pub(crate) enum Report {
+    Heartbeat {
+        count: u64,
+        roots: Vec<v1::RootReport>,
+    },
+    Draining,
+    Applied(JobId, Epoch, PlanVersion),
+    Prepared(JobId, PlanVersion, Prepared),
+    Progress(JobId, Progress),
+    Source(JobId, SourceReport),
+    Outcome(JobId, Outcome),
+    Moved {
+        job: JobId,
+        from: NodeName,
+        to: NodeName,
+        why: String,
+    },
+    Corrupt {
+        job: JobId,
+        parent: NodeName,
+        chunk: u32,
+    },
+}

@@ -1,0 +1,354 @@
+//! From what a person asked to a job's spec: everything that can be refused before there is a job is refused here.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use stage_core::assignment::{IfExists, Place, TargetSpec};
+use stage_core::digest::{ChunkHash, FileDigest};
+use stage_core::failure::{Code, Failure};
+use stage_core::id::{JobId, JobKey, NodeName, RootName};
+use stage_core::job::{Spec, UnfitRule};
+use stage_core::plan::ShapeChoice;
+use stage_core::topology::Topology;
+use stage_core::units::Rate;
+
+/// The most streams that a hop may have.
+const STREAMS: u16 = 64;
+/// `--wait-for` unless said.
+const WAIT_FOR: Duration = Duration::from_secs(24 * 3600);
+
+/// A submit as it came, decoded.
+#[derive(Debug, Clone)]
+pub(crate) struct Submit {
+    pub(crate) id: JobId,
+    pub(crate) path: Vec<u8>,
+    pub(crate) targets: String,
+    pub(crate) dest: Vec<u8>,
+    pub(crate) from: Option<NodeName>,
+    pub(crate) client_addresses: Vec<IpAddr>,
+    pub(crate) shape: ShapeChoice,
+    pub(crate) streams: Option<u16>,
+    pub(crate) limit: Option<Rate>,
+    pub(crate) source_limit: Option<Rate>,
+    pub(crate) if_exists: IfExists,
+    pub(crate) unfit: UnfitRule,
+    /// `None`: the usual time.
+    pub(crate) wait_for: Option<Duration>,
+    pub(crate) expect: Option<FileDigest>,
+}
+
+/// A submit that names a source, targets and a place that can be.
+#[derive(Debug)]
+pub(crate) struct Drafted {
+    pub(crate) id: JobId,
+    pub(crate) source: NodeName,
+    pub(crate) path: Vec<u8>,
+    pub(crate) targets: Vec<NodeName>,
+    pub(crate) shape: ShapeChoice,
+    pub(crate) streams: Option<u16>,
+    pub(crate) limit: Option<Rate>,
+    pub(crate) source_limit: Option<Rate>,
+    target: TargetSpec,
+    unfit: UnfitRule,
+    wait_for: Duration,
+    expect: Option<FileDigest>,
+}
+
+impl Drafted {
+    pub(super) fn spec(self, key: JobKey, hash: ChunkHash, encrypted: bool) -> Spec {
+        Spec {
+            id: self.id,
+            key,
+            hash,
+            source: self.source,
+            path: self.path,
+            target: self.target,
+            targets: self.targets,
+            shape: self.shape,
+            streams: self.streams,
+            limit: self.limit,
+            source_limit: self.source_limit,
+            unfit: self.unfit,
+            wait_for: self.wait_for,
+            expect: self.expect,
+            encrypted,
+        }
+    }
+}
+
+fn usage(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+    Failure::new(Code::Usage, message, hint)
+}
+
+fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// Checks a submit.
+pub(super) fn draft(
+    submit: Submit,
+    topology: &Topology,
+    answers: &BTreeMap<String, Vec<NodeName>>,
+) -> Result<Drafted, Failure> {
+    let name = payload_name(&submit.path)?;
+    if submit.streams.is_some_and(|streams| streams > STREAMS) {
+        return Err(usage(
+            format!("{} streams are too many", submit.streams.unwrap_or_default()),
+            format!("use 1 to {STREAMS}, or auto"),
+        ));
+    }
+    let place = place(&submit.dest)?;
+    let targets = select(&submit.targets, topology, answers)?;
+    let source = source(&submit, topology)?;
+    Ok(Drafted {
+        id: submit.id,
+        source,
+        target: TargetSpec {
+            place,
+            name,
+            if_exists: submit.if_exists,
+        },
+        path: submit.path,
+        targets,
+        shape: submit.shape,
+        streams: submit.streams,
+        limit: submit.limit,
+        source_limit: submit.source_limit,
+        unfit: submit.unfit,
+        wait_for: submit.wait_for.unwrap_or(WAIT_FOR),
+        expect: submit.expect,
+    })
+}
+
+/// The nodes that a TARGETS text selects.
+pub(super) fn select(
+    targets: &str,
+    topology: &Topology,
+    answers: &BTreeMap<String, Vec<NodeName>>,
+) -> Result<Vec<NodeName>, Failure> {
+    topology.select(targets, answers).map_err(|error| {
+        Failure::new(
+            Code::UnknownTarget,
+            error.to_string(),
+            "`stage nodes` lists the nodes, the topology's [groups] the groups",
+        )
+    })
+}
+
+/// The last component of the source's path, which is the payload's name everywhere.
+fn payload_name(path: &[u8]) -> Result<Vec<u8>, Failure> {
+    if path.first() != Some(&b'/') || path.contains(&0) {
+        return Err(usage(
+            format!("{:?} is not an absolute path", shown(path)),
+            "give the path from the root of the source's file system",
+        ));
+    }
+    let name = path
+        .rsplit(|byte| *byte == b'/')
+        .find(|part| !part.is_empty())
+        .unwrap_or_default();
+    if name.is_empty() || name == b"." || name == b".." {
+        return Err(usage(
+            format!("{:?} names no file", shown(path)),
+            "the last part of the path is the payload's name on every node",
+        ));
+    }
+    if name.starts_with(b".stage") {
+        return Err(usage(
+            format!(
+                "{:?} cannot be pushed: names that begin with .stage are stage's own",
+                shown(name)
+            ),
+            "rename the file, or push a link to it under another name",
+        ));
+    }
+    if name.len() > 255 {
+        return Err(usage(
+            "the file's name is longer than 255 bytes",
+            "no file system of a target could hold it",
+        ));
+    }
+    Ok(name.to_vec())
+}
+
+/// `--dest`: nothing, `ROOT:DIR`, or an absolute directory.
+fn place(dest: &[u8]) -> Result<Place, Failure> {
+    let fault = |why: &str| {
+        usage(
+            format!("destination {:?} {why}", shown(dest)),
+            "write ROOT:DIR, or an absolute directory that lies in a root",
+        )
+    };
+    if dest.contains(&0) {
+        return Err(fault("contains a zero byte"));
+    }
+    let clean = |dir: &[u8]| -> Result<Vec<u8>, Failure> {
+        let parts: Vec<&[u8]> = dir
+            .split(|byte| *byte == b'/')
+            .filter(|part| !part.is_empty() && *part != b".")
+            .collect();
+        if parts.iter().any(|part| *part == b"..") {
+            return Err(fault("leads upwards with \"..\""));
+        }
+        if parts.iter().any(|part| part.starts_with(b".stage")) {
+            return Err(fault("has a part that begins with .stage, which is stage's own"));
+        }
+        Ok(parts.join(&b'/'))
+    };
+    if dest.is_empty() {
+        return Ok(Place::Root {
+            root: None,
+            dir: Vec::new(),
+        });
+    }
+    if dest[0] == b'/' {
+        let mut dir = vec![b'/'];
+        dir.extend(clean(dest)?);
+        return Ok(Place::Absolute(dir));
+    }
+    let colon = dest
+        .iter()
+        .position(|byte| *byte == b':')
+        .ok_or_else(|| fault("is neither ROOT:DIR nor absolute"))?;
+    let root: RootName = std::str::from_utf8(&dest[..colon])
+        .ok()
+        .and_then(|name| name.parse().ok())
+        .ok_or_else(|| fault("does not begin with the name of a root"))?;
+    Ok(Place::Root {
+        root: Some(root),
+        dir: clean(&dest[colon + 1..])?,
+    })
+}
+
+/// The node that is told, or the one that has an address of the client's host.
+fn source(submit: &Submit, topology: &Topology) -> Result<NodeName, Failure> {
+    if let Some(from) = &submit.from {
+        return match topology.node(from) {
+            Some(node) => Ok(node.name.clone()),
+            None => Err(Failure::new(
+                Code::NoSource,
+                format!("the source {from} is not in the topology"),
+                "name a node of the topology with --from",
+            )
+            .on(from)),
+        };
+    }
+    topology
+        .nodes()
+        .iter()
+        .find(|node| {
+            node.interfaces
+                .iter()
+                .filter_map(|interface| interface.address)
+                .any(|address| submit.client_addresses.contains(&address))
+        })
+        .map(|node| node.name.clone())
+        .ok_or_else(|| {
+            Failure::new(
+                Code::NoSource,
+                "no node of the topology has an address of this host",
+                "name the node that has the file with --from",
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOPOLOGY: &str = r#"
+[cluster]
+name = "c1"
+[[switch]]
+name = "s"
+[[node]]
+name = "n[0-3]"
+address = "127.0.0.[10-13]"
+attach = "s"
+nic = "10 Gbit/s"
+[roots]
+scratch = "/scratch"
+[groups]
+some = "n[1-2]"
+"#;
+
+    fn submit() -> Submit {
+        Submit {
+            id: JobId::from_random([1; 16]),
+            path: b"/data/genome.db".to_vec(),
+            targets: "some".to_owned(),
+            dest: Vec::new(),
+            from: Some("n0".parse().unwrap()),
+            client_addresses: Vec::new(),
+            shape: ShapeChoice::Auto,
+            streams: None,
+            limit: None,
+            source_limit: None,
+            if_exists: IfExists::Fail,
+            unfit: UnfitRule::Wait,
+            wait_for: None,
+            expect: None,
+        }
+    }
+
+    fn draft(change: impl Fn(&mut Submit)) -> Result<Drafted, Failure> {
+        let topology = Topology::parse("t.toml", TOPOLOGY).unwrap();
+        let mut submit = submit();
+        change(&mut submit);
+        super::draft(submit, &topology, &BTreeMap::new())
+    }
+
+    fn code(change: impl Fn(&mut Submit)) -> Code {
+        draft(change).unwrap_err().code
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_its_code() {
+        for path in ["", "genome.db", "/", "//", "/data/..", "/data/.stage-x", "/a\0b"] {
+            assert_eq!(code(|s| s.path = path.into()), Code::Usage, "{path:?}");
+        }
+        for dest in [
+            "scratch",
+            ":x",
+            "a b:x",
+            "scratch:../x",
+            "/a/../b",
+            "scratch:.stage",
+        ] {
+            assert_eq!(code(|s| s.dest = dest.into()), Code::Usage, "{dest:?}");
+        }
+        assert_eq!(code(|s| s.streams = Some(65)), Code::Usage);
+        assert_eq!(code(|s| s.targets = "n9".to_owned()), Code::UnknownTarget);
+        assert_eq!(code(|s| s.targets = String::new()), Code::UnknownTarget);
+        assert_eq!(code(|s| s.from = Some("x".parse().unwrap())), Code::NoSource);
+        assert_eq!(code(|s| s.from = None), Code::NoSource);
+    }
+
+    #[test]
+    fn a_good_one_is_spelled_out() {
+        let drafted = draft(|s| s.dest = b"scratch:/db//x/./y/".to_vec()).unwrap();
+        assert_eq!(drafted.target.name, b"genome.db");
+        assert_eq!(
+            drafted.target.place,
+            Place::Root {
+                root: Some("scratch".parse().unwrap()),
+                dir: b"db/x/y".to_vec()
+            }
+        );
+        assert_eq!(drafted.targets.len(), 2);
+        let drafted = draft(|s| {
+            s.dest = b"/scratch/db/".to_vec();
+            s.path = b"/data/model/".to_vec();
+            s.from = None;
+            s.client_addresses = vec!["127.0.0.12".parse().unwrap()];
+        })
+        .unwrap();
+        assert_eq!(drafted.target.place, Place::Absolute(b"/scratch/db".to_vec()));
+        assert_eq!(drafted.target.name, b"model");
+        assert_eq!(drafted.source.as_str(), "n2");
+    }
+}

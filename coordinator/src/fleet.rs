@@ -1,0 +1,347 @@
+//! Which agents are here. Only what the driver asks: it owns the time and all decisions about jobs.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use stage_core::assignment::Outcome;
+use stage_core::failure::{Code, Failure};
+use stage_core::id::{ClusterId, Epoch, InstanceId, JobId, NodeName};
+use stage_core::job::{Now, Presence, Standing};
+use stage_core::plan::WindowLimits;
+use stage_core::topology::Topology;
+use stage_proto::v1;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// An agent that says nothing for so long is away.
+pub(crate) const LEASE: Duration = Duration::from_secs(10);
+/// In the first moments after a start nobody is declared away in mid-job: nobody's last heartbeat is known.
+pub(crate) const START_GRACE: Duration = Duration::from_secs(30);
+/// A refusal is shown for so long: a refused agent dials again every 30 s.
+const REFUSAL_SHOWN: Duration = Duration::from_secs(90);
+/// Refusals kept at most: their names come from strangers.
+const REFUSALS: usize = 64;
+
+/// What an agent said of itself when it registered, decoded.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    pub(crate) node: NodeName,
+    pub(crate) instance: InstanceId,
+    pub(crate) version: String,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) roots: Vec<v1::RootReport>,
+    pub(crate) windows: Option<WindowLimits>,
+    pub(crate) jobs: Vec<(JobId, Option<Outcome>)>,
+    pub(crate) cluster: Option<ClusterId>,
+    pub(crate) epoch: Epoch,
+}
+
+/// Tells one session from another, also of the same node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SessionId(pub(crate) u64);
+
+/// The way to an agent.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) out: mpsc::Sender<v1::CoordinatorMessage>,
+    /// Ends the task that reads from the agent.
+    pub(crate) end: CancellationToken,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end.cancel();
+    }
+}
+
+#[derive(Debug)]
+struct Agent {
+    instance: InstanceId,
+    version: String,
+    addresses: Vec<SocketAddr>,
+    roots: Vec<v1::RootReport>,
+    session: Option<Session>,
+    heard: Duration,
+    leaving: bool,
+    /// Its lease runs.
+    up: bool,
+    since_unix_ms: u64,
+}
+
+struct Refusal {
+    failure: Failure,
+    version: String,
+    at: Duration,
+    since_unix_ms: u64,
+}
+
+/// All agents that were heard of since the start.
+#[derive(Default)]
+pub(crate) struct Fleet {
+    agents: BTreeMap<NodeName, Agent>,
+    refused: BTreeMap<String, Refusal>,
+    drained: BTreeMap<NodeName, u64>,
+    started_unix_ms: u64,
+    grace_over: bool,
+}
+
+impl Fleet {
+    pub(crate) fn new(drained: impl IntoIterator<Item = NodeName>, now: Now) -> Self {
+        Self {
+            drained: drained.into_iter().map(|node| (node, now.unix_ms)).collect(),
+            started_unix_ms: now.unix_ms,
+            ..Self::default()
+        }
+    }
+
+    /// Whether this agent may have the name it asks for.
+    pub(crate) fn admit(
+        &self,
+        registration: &Registration,
+        topology: &Topology,
+        cluster: ClusterId,
+    ) -> Result<(), Failure> {
+        let node = &registration.node;
+        if registration.cluster.is_some_and(|theirs| theirs != cluster) {
+            return Err(Failure::new(
+                Code::ForeignCluster,
+                format!("the agent of {node} belongs to another cluster than this coordinator ({cluster})"),
+                "check --coordinator; to move the node here, stop its agent and empty the agent's state directory",
+            )
+            .on(node));
+        }
+        if topology.node(node).is_none() {
+            return Err(Failure::new(
+                Code::UnknownTarget,
+                format!("{node} is not in the topology of cluster {}", topology.cluster()),
+                "add the node to the topology, or start the agent with the right --node",
+            )
+            .on(node));
+        }
+        if registration.addresses.is_empty() {
+            return Err(Failure::new(
+                Code::Config,
+                format!("the agent of {node} announces no data address"),
+                "start it with --data-listen",
+            )
+            .on(node));
+        }
+        match self.agents.get(node) {
+            Some(agent) if agent.up && agent.instance != registration.instance => Err(Failure::new(
+                Code::NameTaken,
+                format!("another agent runs as {node}"),
+                format!(
+                    "stop one of the two (the other announces {}), or start this one with another --node",
+                    agent
+                        .addresses
+                        .first()
+                        .map_or_else(String::new, ToString::to_string)
+                ),
+            )
+            .on(node)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes an admitted agent in; an older session of the same agent ends.
+    pub(crate) fn register(&mut self, registration: &Registration, session: Session, now: Now) {
+        self.refused.remove(registration.node.as_str());
+        let old = self.agents.get(&registration.node);
+        let since_unix_ms = old
+            .filter(|agent| agent.up)
+            .map_or(now.unix_ms, |agent| agent.since_unix_ms);
+        let agent = Agent {
+            instance: registration.instance,
+            version: registration.version.clone(),
+            addresses: registration.addresses.clone(),
+            roots: registration.roots.clone(),
+            session: Some(session),
+            heard: now.up,
+            leaving: false,
+            up: true,
+            since_unix_ms,
+        };
+        self.agents.insert(registration.node.clone(), agent);
+    }
+
+    /// Keeps a refusal for `nodes` to show.
+    pub(crate) fn refuse(&mut self, node: &str, version: &str, failure: Failure, now: Now) {
+        let since_unix_ms = self
+            .refused
+            .get(node)
+            .map_or(now.unix_ms, |refusal| refusal.since_unix_ms);
+        if self.refused.len() >= REFUSALS && !self.refused.contains_key(node) {
+            return;
+        }
+        let refusal = Refusal {
+            failure,
+            version: version.to_owned(),
+            at: now.up,
+            since_unix_ms,
+        };
+        self.refused.insert(node.to_owned(), refusal);
+    }
+
+    /// The agent said something in this session; `false` if the session is not its present one.
+    pub(crate) fn heard(&mut self, node: &NodeName, session: SessionId, now: Now) -> bool {
+        match self.agents.get_mut(node) {
+            Some(agent) if agent.session.as_ref().is_some_and(|s| s.id == session) => {
+                agent.heard = now.up;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// New free space; `true` if it differs from what was known.
+    pub(crate) fn set_roots(&mut self, node: &NodeName, roots: Vec<v1::RootReport>) -> bool {
+        match self.agents.get_mut(node) {
+            Some(agent) if !roots.is_empty() && agent.roots != roots => {
+                agent.roots = roots;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The agent is about to stop.
+    pub(crate) fn set_leaving(&mut self, node: &NodeName) {
+        if let Some(agent) = self.agents.get_mut(node) {
+            agent.leaving = true;
+        }
+    }
+
+    /// The session ended. An agent that had said that it would leave is away at once: the result is `true` then.
+    pub(crate) fn closed(&mut self, node: &NodeName, session: SessionId, now: Now) -> bool {
+        let Some(agent) = self.agents.get_mut(node) else {
+            return false;
+        };
+        if agent.session.as_ref().is_none_or(|s| s.id != session) {
+            return false;
+        }
+        agent.session = None;
+        if agent.leaving && agent.up {
+            agent.up = false;
+            agent.since_unix_ms = now.unix_ms;
+            return true;
+        }
+        false
+    }
+
+    /// The nodes whose lease has ended since the last call; once, when the grace after a start is over, also those
+    /// of `topology` that have not come at all.
+    pub(crate) fn expired(&mut self, topology: &Topology, now: Now) -> Vec<NodeName> {
+        let mut gone = Vec::new();
+        if now.up < START_GRACE {
+            return gone;
+        }
+        for (node, agent) in &mut self.agents {
+            if agent.up && agent.heard + LEASE <= now.up {
+                agent.up = false;
+                agent.session = None;
+                agent.since_unix_ms = now.unix_ms;
+                gone.push(node.clone());
+            }
+        }
+        if !std::mem::replace(&mut self.grace_over, true) {
+            let agents = &self.agents;
+            gone.extend(
+                topology
+                    .nodes()
+                    .iter()
+                    .map(|node| &node.name)
+                    .filter(|node| !agents.contains_key(*node))
+                    .cloned(),
+            );
+        }
+        self.refused
+            .retain(|_, refusal| refusal.at + REFUSAL_SHOWN > now.up);
+        gone
+    }
+
+    /// What a new job should know of a node.
+    pub(crate) fn standing(&self, node: &NodeName, now: Now) -> Standing {
+        let agent = self.agents.get(node);
+        let presence = match agent {
+            Some(agent) if agent.session.is_some() && agent.leaving => Presence::Leaving,
+            Some(agent) if agent.session.is_some() => Presence::Up,
+            Some(_) if now.up >= stage_core::job::CONNECT_GRACE => Presence::Away,
+            _ => Presence::Unknown,
+        };
+        Standing {
+            presence,
+            drained: self.drained.contains_key(node),
+            addresses: agent.map(|agent| agent.addresses.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// Sends to the agent if it is connected. One that does not read is cut off: it comes back and is told all again.
+    pub(crate) fn send(&mut self, node: &NodeName, message: v1::coordinator_message::Body) {
+        let Some(agent) = self.agents.get_mut(node) else {
+            return;
+        };
+        let Some(session) = &agent.session else { return };
+        let message = v1::CoordinatorMessage { body: Some(message) };
+        if session.out.try_send(message).is_err() {
+            tracing::warn!(%node, "the agent does not read what it is told: its session ends");
+            agent.session = None;
+        }
+    }
+
+    /// Declares a node away, or takes that back; `false` if nothing changed.
+    pub(crate) fn drain(&mut self, node: &NodeName, drain: bool, now: Now) -> bool {
+        if drain {
+            self.drained.insert(node.clone(), now.unix_ms).is_none()
+        } else {
+            self.drained.remove(node).is_some()
+        }
+    }
+
+    /// Every node as `stage nodes` shows it: those of the topology in its order, then strangers that were refused.
+    pub(crate) fn view(&self, topology: &Topology) -> Vec<v1::FleetNode> {
+        let mut nodes = Vec::new();
+        let refused = |name: &str, refusal: &Refusal| v1::FleetNode {
+            node: name.to_owned(),
+            state: "refused".to_owned(),
+            version: refusal.version.clone(),
+            since_unix_ms: refusal.since_unix_ms,
+            roots: Vec::new(),
+            failure: Some((&refusal.failure).into()),
+        };
+        for node in topology.nodes() {
+            let name = node.name.as_str();
+            let refusal = self.refused.get(name);
+            let agent = self.agents.get(&node.name);
+            let up = agent.is_some_and(|agent| agent.up);
+            let (state, since_unix_ms) = match (self.drained.get(&node.name), agent) {
+                (Some(since), _) => ("drained", *since),
+                (None, Some(agent)) if agent.up => ("up", agent.since_unix_ms),
+                (None, Some(agent)) => ("away", agent.since_unix_ms),
+                (None, None) => ("away", self.started_unix_ms),
+            };
+            // A second agent under a name that lives is shown beside the first.
+            if up || state == "drained" || refusal.is_none() {
+                nodes.push(v1::FleetNode {
+                    node: name.to_owned(),
+                    state: state.to_owned(),
+                    version: agent.map(|agent| agent.version.clone()).unwrap_or_default(),
+                    since_unix_ms,
+                    roots: agent.map(|agent| agent.roots.clone()).unwrap_or_default(),
+                    failure: None,
+                });
+            }
+            nodes.extend(refusal.map(|refusal| refused(name, refusal)));
+        }
+        for (name, refusal) in &self.refused {
+            let known = name
+                .parse::<NodeName>()
+                .is_ok_and(|name| topology.node(&name).is_some());
+            if !known {
+                nodes.push(refused(name, refusal));
+            }
+        }
+        nodes
+    }
+}

@@ -1,0 +1,171 @@
+//! From messages to the driver's words.
+
+use std::time::Duration;
+
+use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
+use stage_core::failure::{Code, Failure};
+use stage_core::id::{Epoch, JobId, PlanVersion};
+use stage_core::job::UnfitRule;
+use stage_core::units::Rate;
+use stage_proto::convert::{if_exists, parse};
+use stage_proto::{WireError, v1};
+
+use crate::driver::{Report, Submit};
+use crate::fleet::Registration;
+
+/// Entries of a registration's lists that are read at most.
+const ENTRIES: usize = 4096;
+/// Longer texts of a peer are cut.
+const TEXT: usize = 400;
+
+fn fault(field: &'static str, why: &str) -> WireError {
+    WireError {
+        field,
+        why: why.to_owned(),
+    }
+}
+
+fn optional<T: std::str::FromStr<Err: ToString>>(
+    field: &'static str,
+    text: &str,
+) -> Result<Option<T>, WireError> {
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        parse(field, text).map(Some)
+    }
+}
+
+fn limit(bytes_per_second: u64) -> Option<Rate> {
+    (bytes_per_second > 0).then(|| Rate::from_bytes_per_second(bytes_per_second as f64))
+}
+
+/// A job's id as a caller wrote it.
+pub(super) fn job(text: &str) -> Result<JobId, Failure> {
+    text.parse().map_err(|_| {
+        Failure::new(
+            Code::UnknownJob,
+            format!("{text:?} is not the id of a job"),
+            "`stage status` lists the jobs",
+        )
+    })
+}
+
+pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
+    Ok(Submit {
+        id: parse("job", &wire.job)?,
+        path: wire.path.clone(),
+        targets: wire.targets.clone(),
+        dest: wire.dest.clone(),
+        from: optional("from", &wire.from)?,
+        client_addresses: wire
+            .client_addresses
+            .iter()
+            .take(ENTRIES)
+            .map(|address| parse("client_addresses", address))
+            .collect::<Result<_, _>>()?,
+        shape: if wire.shape.is_empty() {
+            Default::default()
+        } else {
+            parse("shape", &wire.shape)?
+        },
+        streams: match wire.streams {
+            0 => None,
+            streams => Some(u16::try_from(streams).map_err(|_| fault("streams", "are too many"))?),
+        },
+        limit: limit(wire.limit_bytes_per_second),
+        source_limit: limit(wire.source_limit_bytes_per_second),
+        if_exists: match v1::IfExists::try_from(wire.if_exists) {
+            Ok(v1::IfExists::Unspecified) => Default::default(),
+            _ => if_exists(wire.if_exists)?,
+        },
+        unfit: match v1::UnfitRule::try_from(wire.unfit) {
+            Ok(v1::UnfitRule::Unspecified | v1::UnfitRule::Wait) => UnfitRule::Wait,
+            Ok(v1::UnfitRule::Skip) => UnfitRule::Skip,
+            Ok(v1::UnfitRule::Fail) => UnfitRule::Fail,
+            Err(_) => return Err(fault("unfit", "is not a rule")),
+        },
+        wait_for: (wire.wait_for_seconds > 0).then(|| Duration::from_secs(wire.wait_for_seconds)),
+        expect: optional("expect_sha256", &wire.expect_sha256)?,
+    })
+}
+
+pub(super) fn registration(wire: &v1::Register) -> Result<Registration, WireError> {
+    let mut jobs = Vec::new();
+    for held in wire.jobs.iter().take(ENTRIES) {
+        let outcome = held.outcome.as_ref().map(Outcome::try_from).transpose()?;
+        jobs.push((parse("jobs.job", &held.job)?, outcome));
+    }
+    Ok(Registration {
+        node: parse("node", &wire.node)?,
+        instance: parse("instance", &wire.instance)?,
+        version: wire
+            .hello
+            .as_ref()
+            .map(|hello| text(&hello.version))
+            .unwrap_or_default(),
+        addresses: wire
+            .data_addresses
+            .iter()
+            .take(64)
+            .map(|address| parse("data_addresses", address))
+            .collect::<Result<_, _>>()?,
+        roots: wire.roots.iter().take(64).cloned().collect(),
+        windows: wire.windows.as_ref().map(Into::into),
+        jobs,
+        cluster: optional("cluster_id", &wire.cluster_id)?,
+        epoch: Epoch(wire.epoch),
+    })
+}
+
+/// A peer's text: short, and fit for a terminal.
+pub(super) fn text(text: &str) -> String {
+    text.chars()
+        .take(TEXT)
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+pub(super) fn report(body: v1::agent_message::Body) -> Result<Report, WireError> {
+    use v1::agent_message::Body;
+    Ok(match body {
+        Body::Register(_) => return Err(fault("register", "came twice")),
+        Body::Heartbeat(beat) => Report::Heartbeat {
+            count: beat.count,
+            roots: beat.roots.into_iter().take(64).collect(),
+        },
+        Body::Draining(_) => Report::Draining,
+        Body::Applied(applied) => Report::Applied(
+            parse("applied.job", &applied.job)?,
+            Epoch(applied.epoch),
+            PlanVersion(applied.version),
+        ),
+        Body::Prepared(prepared) => Report::Prepared(
+            parse("prepared.job", &prepared.job)?,
+            PlanVersion(prepared.version),
+            Prepared::try_from(&prepared)?,
+        ),
+        Body::Progress(progress) => Report::Progress(
+            parse("progress.job", &progress.job)?,
+            Progress::try_from(&progress)?,
+        ),
+        Body::Source(source) => Report::Source(
+            parse("source.job", &source.job)?,
+            SourceReport::try_from(&source)?,
+        ),
+        Body::Outcome(outcome) => {
+            Report::Outcome(parse("outcome.job", &outcome.job)?, Outcome::try_from(&outcome)?)
+        }
+        Body::Moved(moved) => Report::Moved {
+            job: parse("moved.job", &moved.job)?,
+            from: parse("moved.from", &moved.from)?,
+            to: parse("moved.to", &moved.to)?,
+            why: text(&moved.why),
+        },
+        Body::Corrupt(corrupt) => Report::Corrupt {
+            job: parse("corrupt.job", &corrupt.job)?,
+            parent: parse("corrupt.parent", &corrupt.parent)?,
+            chunk: corrupt.chunk,
+        },
+    })
+}
