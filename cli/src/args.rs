@@ -1,0 +1,624 @@
+//! What can be typed. Everything is parsed into its type here; what the values mean is the commands' affair.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use stage_core::id::{JobId, NodeName, RootName};
+use stage_core::plan::ShapeChoice;
+use stage_core::units::{ByteCount, Rate, parse_time};
+use stage_net::grpc::CoordinatorUrl;
+
+/// Put a huge file on every node of a cluster at the speed of the network, and prove every copy right.
+///
+/// A coordinator plans who gets the file from whom; an agent on every node receives it, checks it, and passes it on
+/// while it still arrives. `stage demo` shows all of it on this machine, without any set-up.
+#[derive(Debug, Parser)]
+#[command(
+    name = "stage",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+pub(crate) struct Stage {
+    /// How to reach the coordinator.
+    #[command(flatten)]
+    pub connection: Connection,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Where the coordinator is and how to speak to it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Connection {
+    /// Where the coordinator is: https://HOST[:7700] (needs --ca, --cert, --key) or http://HOST[:7700] (insecure)
+    #[arg(long, global = true, env = "STAGE_COORDINATOR", value_name = "URL")]
+    pub coordinator: Option<CoordinatorUrl>,
+    /// The cluster's CA certificate, PEM
+    #[arg(long, global = true, env = "STAGE_CA", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub ca: Option<PathBuf>,
+    /// The certificate that says who we are, PEM
+    #[arg(long, global = true, env = "STAGE_CERT", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub cert: Option<PathBuf>,
+    /// The certificate's private key, PEM
+    #[arg(long, global = true, env = "STAGE_KEY", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub key: Option<PathBuf>,
+    /// Speak without TLS, as http:// implies: for labs; refused on any address but loopback unless
+    /// STAGE_ALLOW_INSECURE=1 is set
+    #[arg(long, global = true)]
+    pub insecure: bool,
+}
+
+/// Whether --insecure may be used on addresses that others can reach.
+pub(crate) fn insecure_anywhere() -> bool {
+    std::env::var_os("STAGE_ALLOW_INSECURE").is_some_and(|value| value == "1")
+}
+
+/// What stage can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Send a file to many nodes
+    Push(Box<Push>),
+    /// Show who would get a file from whom, and how long it would take
+    Plan(Plan),
+    /// Show jobs, or one job
+    Status(Status),
+    /// Wait for a job and end as its push would
+    Wait(Wait),
+    /// Show the cluster's nodes, or declare some away
+    Nodes(Nodes),
+    /// End a job; copies that are published stay, nothing else does
+    Cancel(Cancel),
+    /// Look into a topology file
+    Topology(Topology),
+    /// See it work on this machine, without any set-up
+    Demo(Demo),
+    /// Run the coordinator
+    Coordinator(Coordinator),
+    /// Run a node's agent
+    Agent(Agent),
+    /// Print a completion script for a shell
+    Completions(Completions),
+}
+
+/// How results are shown.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Output {
+    /// Print JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `stage push`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  stage push genome.db --to all-compute
+  stage push genome.db --to 'all-compute,!compute[005-006]' --dest scratch:db --if-exists replace
+  stage push model.bin --to \"$SLURM_JOB_NODELIST\" --json
+
+Exit: 0 every target has it; 2 bad request; 3 no coordinator; 4 refused before a byte moved;
+      5 some have it; 6 none has it; 7 cancelled; 130 Ctrl-C (the job goes on).")]
+pub(crate) struct Push {
+    /// The file to send, on the source's node (one for now)
+    #[arg(value_name = "PATH", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
+    pub paths: Vec<PathBuf>,
+    /// Who shall have it: groups, nodes, hostlists, exclusions
+    #[arg(long, value_name = "TARGETS")]
+    pub to: String,
+    /// The node that has the file [default: this host's]
+    #[arg(long, value_name = "NODE")]
+    pub from: Option<NodeName>,
+    /// Where it shall lie: ROOT:DIR, or an absolute directory that lies in a root [default: the first root]
+    #[arg(long, value_name = "DIR")]
+    pub dest: Option<OsString>,
+    /// How the bytes travel
+    #[command(flatten)]
+    pub travel: Travel,
+    /// What to do where other content stands under the name
+    #[arg(long, value_name = "RULE", default_value = "fail")]
+    pub if_exists: IfExists,
+    /// What to do about targets that cannot take it now: start without them and fill them later, leave them out, or
+    /// refuse the whole push
+    #[arg(long, value_name = "RULE", default_value = "wait")]
+    pub unfit: Unfit,
+    /// How long unfit targets are waited for
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_time)]
+    pub wait_for: Duration,
+    /// Return once so many of the targets have it; the rest goes on
+    #[arg(long, value_name = "N%", value_parser = parse_percent)]
+    pub enough: Option<f64>,
+    /// Publish only what agrees with the file's line in FILE, as `sha256sum` writes it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub expect: Option<PathBuf>,
+    /// Return as soon as the job exists, and print its id
+    #[arg(long, conflicts_with_all = ["dry_run", "enough"])]
+    pub detach: bool,
+    /// Plan with what the agents report, and send nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+    /// Print nothing but errors
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
+}
+
+/// How the bytes travel.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Travel {
+    /// auto, star, chain, tree or tree:K (K children each)
+    #[arg(long, default_value = "auto")]
+    pub shape: ShapeChoice,
+    /// TCP streams on each hop: auto, or 1 to 64
+    #[arg(long, value_name = "auto|N", default_value = "auto")]
+    pub streams: Streams,
+    /// What each node may send, such as "2 Gbit/s"
+    #[arg(long, value_name = "RATE", value_parser = parse_limit)]
+    pub limit: Option<Rate>,
+    /// What the source may read, such as "500 MB/s"
+    #[arg(long, value_name = "RATE", value_parser = parse_limit)]
+    pub source_limit: Option<Rate>,
+}
+
+/// `--streams`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Streams(pub Option<u16>);
+
+impl std::str::FromStr for Streams {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self(None));
+        }
+        match text.parse() {
+            Ok(count @ 1..=64) => Ok(Self(Some(count))),
+            _ => Err("use auto, or a number from 1 to 64".to_owned()),
+        }
+    }
+}
+
+/// `--if-exists`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IfExists {
+    /// The target is unfit
+    Fail,
+    /// Swap it atomically
+    Replace,
+    /// Leave it; the target counts as done
+    Skip,
+}
+
+/// `--unfit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Unfit {
+    /// Start with the others, fill these when they can take it
+    Wait,
+    /// Leave them out
+    Skip,
+    /// Refuse the push
+    Fail,
+}
+
+/// `stage plan`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  stage plan genome.db --to all-compute                       # the coordinator plans, with what agents report
+  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB'     # no daemon needed")]
+pub(crate) struct Plan {
+    /// The file that would be sent
+    #[arg(value_name = "PATH", required_unless_present = "topology", value_hint = ValueHint::FilePath)]
+    pub path: Option<PathBuf>,
+    /// Plan from this file alone, without coordinator
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "from")]
+    pub topology: Option<PathBuf>,
+    /// The node that has the file
+    #[arg(long, value_name = "NODE")]
+    pub from: Option<NodeName>,
+    /// Who shall have it: groups, nodes, hostlists, exclusions
+    #[arg(long, value_name = "TARGETS")]
+    pub to: String,
+    /// How large it is, such as "100 GiB" [default: PATH's size]
+    #[arg(
+        long,
+        requires = "topology",
+        conflicts_with = "path",
+        required_unless_present = "path"
+    )]
+    pub size: Option<ByteCount>,
+    /// How the bytes travel
+    #[command(flatten)]
+    pub travel: Travel,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `stage status`.
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// The job [default: a line for each]
+    pub job: Option<JobId>,
+    /// Follow the job until it has ended, targets that were unfit included
+    #[arg(long, requires = "job")]
+    pub watch: bool,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `stage wait`.
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// The job
+    pub job: JobId,
+    /// Also wait for the targets that were unfit, until the job has ended
+    #[arg(long)]
+    pub unfit: bool,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `stage nodes`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_value_name = "ACTION")]
+pub(crate) struct Nodes {
+    /// What to declare.
+    #[command(subcommand)]
+    pub action: Option<NodesAction>,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// What to declare of nodes.
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodesAction {
+    /// Declare nodes away: pushes pass them over, and they do not count against an exit code
+    Drain {
+        /// Groups, nodes, hostlists, exclusions
+        nodes: String,
+        /// How it is shown
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Take that back
+    Resume {
+        /// Groups, nodes, hostlists, exclusions
+        nodes: String,
+        /// How it is shown
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// `stage cancel`.
+#[derive(Debug, Args)]
+pub(crate) struct Cancel {
+    /// The job
+    pub job: JobId,
+    /// Only on these: groups, nodes, hostlists, exclusions
+    #[arg(long, value_name = "NODES")]
+    pub node: Option<String>,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `stage topology`.
+#[derive(Debug, Args)]
+pub(crate) struct Topology {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: TopologyAction,
+}
+
+/// What to do with a topology.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TopologyAction {
+    /// Say what the file describes, or everything that is wrong with it
+    Check {
+        /// The topology
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// How it is shown
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// `stage demo`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  stage demo --nodes 8 --size '1 GiB' --shape tree:2
+
+Starts a coordinator and an agent for each node as processes of this machine, on addresses from 127.0.0.2 on, with
+certificates made for the occasion. All share one machine's memory, disk and processors: what it shows is that the
+copies arrive and are right, not how fast a cluster is.")]
+pub(crate) struct Demo {
+    /// The file to send [default: a new one of random bytes]
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// How many nodes get it
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub nodes: u8,
+    /// How large the new file is
+    #[arg(long, default_value = "256 MiB", conflicts_with = "file")]
+    pub size: ByteCount,
+    /// Work in DIR (absent or empty) and leave all there, copies and logs
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub keep: Option<PathBuf>,
+    /// How the bytes travel
+    #[command(flatten)]
+    pub travel: Travel,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Where a daemon's settings are.
+#[derive(Debug, Args)]
+pub(crate) struct Daemon {
+    /// Settings [default: /etc/stage/coordinator.toml or agent.toml, if there]; flags win over what it says
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Where the daemon keeps what it must not forget; made if absent
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub state: Option<PathBuf>,
+    /// End when the standard input ends: for whoever starts daemons as its own children.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// `stage coordinator`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  stage coordinator --topology /etc/stage/topology.toml --listen 10.0.0.1:7700 --state /var/lib/stage \\
+        --ca ca.pem --cert coordinator.pem --key coordinator.key
+
+Exit: 0 on SIGTERM; 78 bad configuration; 75 fenced by a newer coordinator.")]
+pub(crate) struct Coordinator {
+    /// The fabric
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub topology: Option<PathBuf>,
+    /// Where to listen, IP[:7700]
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
+    pub listen: Option<SocketAddr>,
+    /// Write the address that it listens on into FILE once it does.
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub address_file: Option<PathBuf>,
+    /// What both daemons have
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// `stage agent`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  stage agent --node n1 --coordinator https://head:7700 --data-listen 10.0.1.1 --root /scratch/stage \\
+        --state /var/lib/stage --ca ca.pem --cert n1.pem --key n1.key
+
+Exit: 0 on SIGTERM; 78 bad configuration; 75 fenced.")]
+pub(crate) struct Agent {
+    /// This node's name in the topology [default: the host's name up to its first dot]
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<NodeName>,
+    /// Where other agents reach this one, IP[:7701]; several, best first
+    #[arg(long, value_name = "ADDR", value_parser = parse_data_listen)]
+    pub data_listen: Vec<SocketAddr>,
+    /// A directory to write in, and its name in the cluster; several, the first is where payloads land unless told
+    /// [default name of the first: main]
+    #[arg(long = "root", value_name = "[NAME=]DIR")]
+    pub roots: Vec<Root>,
+    /// How much memory bytes in transit may take
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteCount>,
+    /// What both daemons have
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// `--root`: a directory, with the name that was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Root {
+    /// `None`: not said.
+    pub name: Option<RootName>,
+    /// Where.
+    pub dir: PathBuf,
+}
+
+impl std::str::FromStr for Root {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, dir) = match text.split_once('=') {
+            // A directory's name may hold an equals sign; a root's name holds no slash.
+            Some((name, dir)) if !name.contains('/') => {
+                let name = name
+                    .parse()
+                    .map_err(|error: stage_core::id::IdError| error.to_string())?;
+                (Some(name), dir)
+            }
+            _ => (None, text),
+        };
+        if !dir.starts_with('/') {
+            return Err("write an absolute path: /DIR or NAME=/DIR".to_owned());
+        }
+        Ok(Self {
+            name,
+            dir: dir.into(),
+        })
+    }
+}
+
+/// `stage completions`.
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// For which shell
+    pub shell: clap_complete::Shell,
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    text.strip_suffix('%')
+        .and_then(|number| number.trim().parse::<f64>().ok())
+        .filter(|number| *number > 0.0 && *number <= 100.0)
+        .map(|number| number / 100.0)
+        .ok_or_else(|| "write a share of the targets, such as 98%".to_owned())
+}
+
+fn parse_limit(text: &str) -> Result<Rate, String> {
+    let rate: Rate = text
+        .parse()
+        .map_err(|error: stage_core::units::UnitError| error.to_string())?;
+    if rate.bytes_per_second() < 1.0 {
+        return Err("a limit below 1 B/s would never end".to_owned());
+    }
+    Ok(rate)
+}
+
+/// `IP` or `IP:PORT`.
+fn parse_address(text: &str, port: u16) -> Result<SocketAddr, String> {
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    text.parse()
+        .or_else(|_| bare.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, port)))
+        .map_err(|_| format!("write an address of this host: IP or IP:PORT ({port} if not said)"))
+}
+
+/// Where the coordinator listens.
+///
+/// # Errors
+/// For people.
+pub(crate) fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    parse_address(text, 7700)
+}
+
+/// Where an agent listens.
+///
+/// # Errors
+/// For people.
+pub(crate) fn parse_data_listen(text: &str) -> Result<SocketAddr, String> {
+    parse_address(text, 7701)
+}
+
+impl Command {
+    /// Whether results were asked for as JSON.
+    pub(crate) fn json(&self) -> bool {
+        match self {
+            Self::Push(push) => push.output.json,
+            Self::Plan(plan) => plan.output.json,
+            Self::Status(status) => status.output.json,
+            Self::Wait(wait) => wait.output.json,
+            Self::Nodes(nodes) => match &nodes.action {
+                None => nodes.output.json,
+                Some(NodesAction::Drain { output, .. } | NodesAction::Resume { output, .. }) => output.json,
+            },
+            Self::Cancel(cancel) => cancel.output.json,
+            Self::Topology(topology) => match &topology.action {
+                TopologyAction::Check { output, .. } => output.json,
+            },
+            Self::Demo(demo) => demo.output.json,
+            Self::Coordinator(_) | Self::Agent(_) | Self::Completions(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    fn parse(line: &str) -> Result<Stage, clap::Error> {
+        Stage::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Stage::command().debug_assert();
+    }
+
+    #[test]
+    fn push_takes_all_its_flags() {
+        let stage = parse(
+            "stage --coordinator http://127.0.0.1 push a.db --to all --dest scratch:db --from n0 --shape tree:3 \
+             --streams 4 --limit 2Gbit/s --source-limit 500MB/s --if-exists skip --unfit skip --wait-for 2h \
+             --enough 98% --expect SUMS --json",
+        )
+        .unwrap();
+        assert!(stage.command.json());
+        let Command::Push(push) = stage.command else {
+            panic!("not a push")
+        };
+        assert_eq!(push.travel.streams, Streams(Some(4)));
+        assert_eq!(push.travel.limit.unwrap().bytes_per_second(), 2.5e8);
+        assert_eq!(push.if_exists, IfExists::Skip);
+        assert_eq!(push.unfit, Unfit::Skip);
+        assert_eq!(push.wait_for, Duration::from_secs(7200));
+        assert_eq!(push.enough, Some(0.98));
+    }
+
+    #[test]
+    fn global_options_may_stand_behind_the_command() {
+        let stage = parse("stage nodes --coordinator https://head:7700 --ca a --cert b --key c").unwrap();
+        assert!(stage.connection.coordinator.unwrap().is_tls());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "stage push --to all",
+            "stage push a.db",
+            "stage push a.db --to all --streams 0",
+            "stage push a.db --to all --streams 65",
+            "stage push a.db --to all --enough 0%",
+            "stage push a.db --to all --enough 98",
+            "stage push a.db --to all --limit 10",
+            "stage push a.db --to all --shape ring",
+            "stage push a.db --to all --wait-for 24",
+            "stage push a.db --to all -q --json",
+            "stage plan --to all",
+            "stage plan --to all --topology t.toml --size 1GiB",
+            "stage plan --to all --topology t.toml --from n0",
+            "stage status --watch",
+            "stage status 7",
+            "stage cancel",
+            "stage demo --nodes 0",
+            "stage agent --root relative",
+            "stage coordinator --listen head:7700",
+            "stage --coordinator head:7700 nodes",
+        ] {
+            assert_eq!(parse(line).map(|_| ()).unwrap_err().exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_default_ports() {
+        assert_eq!(parse_listen("10.0.0.1").unwrap().to_string(), "10.0.0.1:7700");
+        assert_eq!(parse_data_listen("[::1]").unwrap().to_string(), "[::1]:7701");
+        assert_eq!(parse_data_listen("::1").unwrap().to_string(), "[::1]:7701");
+        assert_eq!(
+            parse_data_listen("127.0.0.2:0").unwrap().to_string(),
+            "127.0.0.2:0"
+        );
+    }
+
+    #[test]
+    fn roots_have_a_name_or_not() {
+        let root: Root = "scratch=/nvme/a=b".parse().unwrap();
+        assert_eq!(root.name.unwrap().as_str(), "scratch");
+        assert_eq!(root.dir, PathBuf::from("/nvme/a=b"));
+        let root: Root = "/nvme/a=b".parse().unwrap();
+        assert_eq!(root.name, None);
+        assert!("scratch=nvme".parse::<Root>().is_err());
+        assert!("=/nvme".parse::<Root>().is_err());
+    }
+}

@@ -1,0 +1,24 @@
+//! `stage cancel`: ends a job, everywhere or on some nodes.
+
+use crate::args::{Cancel, Connection};
+use crate::client::Client;
+use crate::config;
+use crate::error::Error;
+use crate::exit;
+use crate::render::{self, Form};
+
+/// Runs `stage cancel`.
+///
+/// # Errors
+/// No coordinator, or no such job.
+pub(crate) async fn run(flags: Cancel, connection: &Connection) -> Result<u8, Error> {
+    let (url, net) = config::client(connection)?;
+    let mut client = Client::connect(&net, &url).await?;
+    client.cancel(flags.job, flags.node.clone()).await?;
+    // It is cancelled now, or was over before: what became of it is worth a line.
+    let job = client.watch(flags.job).next().await?;
+    if let Some(job) = job {
+        render::job(Form::of(flags.output.json), &job)?;
+    }
+    Ok(exit::DONE)
+}

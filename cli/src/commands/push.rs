@@ -1,0 +1,213 @@
+//! `stage push`: one request, then watching.
+
+use std::cell::Cell;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use stage_core::id::{JobId, NodeName};
+use stage_core::units::Rate;
+use stage_proto::v1;
+use stage_proto::version::hello;
+
+use super::follow::{Until, conclude, follow, interruptible};
+use super::source;
+use crate::args::{Connection, IfExists, Push, Travel, Unfit};
+use crate::client::Client;
+use crate::error::Error;
+use crate::event::Event;
+use crate::render::{self, Form, Render};
+use crate::{config, exit};
+
+/// Runs `stage push`.
+///
+/// # Errors
+/// Every end that is not `finished`.
+pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error> {
+    let form = if push.quiet {
+        Form::Quiet
+    } else {
+        Form::of(push.output.json)
+    };
+    let request = request(&push)?;
+    let (url, net) = config::client(connection)?;
+    let job: JobId = request.job.parse().expect("it was made from an id");
+    let submitted = Cell::new(None);
+    interruptible(|| submitted.get(), async {
+        let mut client = Client::connect(&net, &url).await?;
+        let mut render = form.renderer();
+        if push.dry_run {
+            let plan = client.plan(request).await?;
+            render.event(&Event::Planned { job: None, plan })?;
+            return Ok(exit::DONE);
+        }
+        // From the first attempt on the job may exist, whatever becomes of the answer.
+        submitted.set(Some(job));
+        let job = client.submit(request).await?;
+        if push.detach {
+            return detached(form, job, &mut *render);
+        }
+        render.event(&Event::Submitted(job))?;
+        let until = push.enough.map_or(Until::Settled, Until::Enough);
+        let end = follow(&mut client.watch(job), until, &mut *render).await?;
+        conclude(end, until, &mut *render)
+    })
+    .await
+}
+
+/// The id alone on standard output, so that a script can take it; the rest beside it.
+fn detached(form: Form, job: JobId, render: &mut dyn Render) -> Result<u8, Error> {
+    match form {
+        Form::Json => render.event(&Event::Submitted(job))?,
+        Form::Quiet => {}
+        Form::Human => {
+            render::line(&job.to_string())?;
+            render::note(&format!(
+                "follow it with `stage status {job} --watch`, end it with `stage cancel {job}`"
+            ));
+        }
+    }
+    Ok(exit::DONE)
+}
+
+fn request(push: &Push) -> Result<v1::SubmitRequest, Error> {
+    let path = source::path(&push.paths)?;
+    let expect = match &push.expect {
+        Some(file) => source::expected(file, &path)?.to_string(),
+        None => String::new(),
+    };
+    Ok(v1::SubmitRequest {
+        if_exists: match push.if_exists {
+            IfExists::Fail => v1::IfExists::Fail,
+            IfExists::Replace => v1::IfExists::Replace,
+            IfExists::Skip => v1::IfExists::Skip,
+        }
+        .into(),
+        unfit: match push.unfit {
+            Unfit::Wait => v1::UnfitRule::Wait,
+            Unfit::Skip => v1::UnfitRule::Skip,
+            Unfit::Fail => v1::UnfitRule::Fail,
+        }
+        .into(),
+        wait_for_seconds: push.wait_for.as_secs(),
+        expect_sha256: expect,
+        dest: dest(push.dest.as_deref())?,
+        ..bare(&path, push.from.as_ref(), &push.to, &push.travel)?
+    })
+}
+
+/// A request with what a plan depends on, and the gentlest rules for the rest.
+///
+/// # Errors
+/// This host's addresses are not to be had.
+pub(crate) fn bare(
+    path: &Path,
+    from: Option<&NodeName>,
+    to: &str,
+    travel: &Travel,
+) -> Result<v1::SubmitRequest, Error> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|error| {
+        Error::other(
+            format!("the kernel gives no random bytes: {error}"),
+            "look into the kernel's log",
+        )
+    })?;
+    let client_addresses = match from {
+        Some(_) => Vec::new(),
+        None => source::host_addresses()?,
+    };
+    Ok(v1::SubmitRequest {
+        hello: Some(hello()),
+        job: JobId::from_random(id).to_string(),
+        path: path.as_os_str().as_bytes().to_vec(),
+        targets: to.to_owned(),
+        from: from.map(ToString::to_string).unwrap_or_default(),
+        client_addresses,
+        shape: travel.shape.to_string(),
+        streams: travel.streams.0.unwrap_or(0).into(),
+        limit_bytes_per_second: limit(travel.limit),
+        source_limit_bytes_per_second: limit(travel.source_limit),
+        if_exists: v1::IfExists::Fail.into(),
+        unfit: v1::UnfitRule::Wait.into(),
+        ..v1::SubmitRequest::default()
+    })
+}
+
+fn limit(limit: Option<Rate>) -> u64 {
+    limit.map_or(0, |rate| (rate.bytes_per_second() as u64).max(1))
+}
+
+/// `ROOT:DIR` or an absolute directory, as the wire has it.
+fn dest(dest: Option<&OsStr>) -> Result<Vec<u8>, Error> {
+    let bytes = dest.map(OsStr::as_bytes).unwrap_or_default();
+    let named = bytes
+        .split(|byte| *byte == b':')
+        .next()
+        .filter(|root| root.len() < bytes.len());
+    let is_root = |name: &[u8]| {
+        std::str::from_utf8(name).is_ok_and(|name| name.parse::<stage_core::id::RootName>().is_ok())
+    };
+    if dest.is_none() || bytes.starts_with(b"/") || named.is_some_and(is_root) {
+        return Ok(bytes.to_vec());
+    }
+    Err(Error::usage(
+        format!(
+            "--dest {} is neither ROOT:DIR nor an absolute path",
+            stage_core::failure::show_path(bytes)
+        ),
+        "write for example --dest scratch:db or --dest /scratch/stage/db",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Command, Stage};
+    use clap::Parser as _;
+
+    fn push(line: &str) -> Push {
+        match Stage::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Push(push) => *push,
+            _ => panic!("not a push"),
+        }
+    }
+
+    #[test]
+    fn flags_become_a_request() {
+        let wire = request(&push(
+            "stage push /data/a.db --to all --from n0 --dest scratch:db --shape chain --streams 2 --limit 1MB/s \
+             --if-exists replace --unfit skip --wait-for 2min",
+        ))
+        .unwrap();
+        assert_eq!(wire.path, b"/data/a.db");
+        assert_eq!(wire.dest, b"scratch:db");
+        assert_eq!((wire.from.as_str(), wire.targets.as_str()), ("n0", "all"));
+        assert_eq!((wire.shape.as_str(), wire.streams), ("chain", 2));
+        assert_eq!(wire.limit_bytes_per_second, 1_000_000);
+        assert_eq!(wire.source_limit_bytes_per_second, 0);
+        assert_eq!(wire.if_exists(), v1::IfExists::Replace);
+        assert_eq!(wire.unfit(), v1::UnfitRule::Skip);
+        assert_eq!(wire.wait_for_seconds, 120);
+        assert!(wire.client_addresses.is_empty(), "the source is named");
+        assert!(wire.job.parse::<JobId>().is_ok());
+    }
+
+    #[test]
+    fn without_a_source_the_host_says_who_it_is() {
+        let wire = request(&push("stage push /data/a.db --to all")).unwrap();
+        assert!(!wire.client_addresses.is_empty());
+        assert_eq!((wire.shape.as_str(), wire.streams), ("auto", 0));
+        assert_eq!(wire.wait_for_seconds, 24 * 3600);
+    }
+
+    #[test]
+    fn a_destination_is_a_root_or_absolute() {
+        for good in ["scratch:db", "scratch:", "/scratch/stage/db"] {
+            assert_eq!(dest(Some(OsStr::new(good))).unwrap(), good.as_bytes());
+        }
+        for bad in ["", "db", "db/x", ":db", "a/b:c"] {
+            assert_eq!(dest(Some(OsStr::new(bad))).unwrap_err().exit(), 2, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Lines for people: one for each change, and the table at the end. No colours and nothing that moves, so that it
+//! reads the same in a log.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use stage_core::failure::{Code, Failure};
+use stage_core::plan::Plan;
+use stage_core::topology::hostlist;
+use stage_core::units::{ByteCount, show_time};
+
+use super::{Render, table};
+use crate::event::Event;
+use crate::view::{Job, JobState, Node, NodeState};
+
+/// Writes events as lines.
+pub(crate) struct Lines<W> {
+    out: W,
+    /// Whether the changes of single nodes are told.
+    each: bool,
+}
+
+impl<W: Write> Lines<W> {
+    /// Every change a line.
+    pub(crate) fn new(out: W) -> Self {
+        Self { out, each: true }
+    }
+
+    /// Plan and end only: what happens between is shown by somebody else.
+    pub(crate) fn ends(out: W) -> Self {
+        Self {
+            each: false,
+            ..Self::new(out)
+        }
+    }
+}
+
+impl<W: Write> Render for Lines<W> {
+    fn event(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Submitted(job) => writeln!(self.out, "job {job}")?,
+            Event::Planned { job, plan } => {
+                summary(&mut self.out, plan)?;
+                if job.is_none() {
+                    table::hops(&mut self.out, plan)?;
+                }
+            }
+            Event::Node { node, .. } if self.each && !is_dull(node.state) => {
+                writeln!(self.out, "{}", change(node))?;
+            }
+            Event::Remark { text, .. } if self.each => writeln!(self.out, "{text}")?,
+            Event::Node { .. } | Event::Remark { .. } | Event::Progress(_) => {}
+            Event::Finished { job, .. } => end(&mut self.out, job)?,
+            Event::Compared(compared) => writeln!(
+                self.out,
+                "compared by {}: {} equal to the original",
+                compared.by,
+                copies(compared.copies)
+            )?,
+            // People are told on standard error.
+            Event::Error { .. } => {}
+        }
+        self.out.flush()
+    }
+}
+
+/// Every target passes through these, and they say nothing of it.
+fn is_dull(state: NodeState) -> bool {
+    matches!(
+        state,
+        NodeState::Waiting | NodeState::Preparing | NodeState::Ready
+    )
+}
+
+fn copies(count: usize) -> String {
+    if count == 1 {
+        "the copy is".to_owned()
+    } else {
+        format!("all {count} copies are")
+    }
+}
+
+/// "1 node", "3 nodes".
+pub(crate) fn count(number: usize, what: &str) -> String {
+    if number == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{number} {what}s")
+    }
+}
+
+/// A cause with its place: "n2: /scratch/x: no space".
+pub(crate) fn cause(failure: &Failure) -> String {
+    let mut text = String::new();
+    // Messages often name their place already.
+    for place in [
+        failure.node.as_ref().map(ToString::to_string),
+        failure.path.clone(),
+    ]
+    .into_iter()
+    .flatten()
+    {
+        if !failure.message.contains(&place) {
+            text.push_str(&place);
+            text.push_str(": ");
+        }
+    }
+    text + &failure.message
+}
+
+/// A plan in two lines.
+fn summary(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    writeln!(
+        out,
+        "plan: {} from {} to {}, depth {}; forecast {}, no plan could beat {}",
+        plan.shape,
+        plan.source,
+        count(plan.hops.len(), "node"),
+        plan.depth,
+        show_time(plan.predicted),
+        show_time(plan.bound),
+    )?;
+    if plan.reason.is_empty() {
+        Ok(())
+    } else {
+        writeln!(out, "  why: {}", plan.reason)
+    }
+}
+
+/// What became of a node, in a line.
+fn change(node: &Node) -> String {
+    let Node { name, state, .. } = node;
+    match state {
+        NodeState::Receiving => match &node.parent {
+            Some(parent) => format!(
+                "{name}: receiving from {parent}, {}",
+                count(node.streams as usize, "stream")
+            ),
+            None => format!("{name}: receiving"),
+        },
+        NodeState::Published if node.already => format!("{name}: already there: {}", node.path),
+        NodeState::Published => format!(
+            "{name}: published in {} at {}: {}",
+            show_time(node.elapsed),
+            node.rate.in_bytes(),
+            node.path
+        ),
+        NodeState::Superseded => match &node.superseded_by {
+            Some(job) => format!("{name}: superseded by job {job}"),
+            None => format!("{name}: superseded"),
+        },
+        _ => match &node.failure {
+            Some(failure) => format!("{name}: {state}: {}", cause_on(failure, node)),
+            None => format!("{name}: {state}"),
+        },
+    }
+}
+
+/// A node's cause in a line that begins with the node.
+fn cause_on(failure: &Failure, node: &Node) -> String {
+    let mut failure = failure.clone();
+    failure.node = failure.node.filter(|other| *other != node.name);
+    cause(&failure)
+}
+
+/// The end of a job: table, forecast against actual, digest, what the source had to do.
+pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
+    writeln!(
+        out,
+        "{}: {} ({}), {} of {} published, after {}",
+        job.state,
+        job.name,
+        job.size,
+        job.published,
+        count(job.targets as usize, "target"),
+        show_time(job.elapsed)
+    )?;
+    if !job.nodes.is_empty() {
+        table::outcome(out, job)?;
+    }
+    let moved = job.nodes.iter().any(|node| node.received > ByteCount(0));
+    if let Some(plan) = &job.plan
+        && moved
+    {
+        let (actual, forecast) = (job.elapsed.as_secs_f64(), plan.predicted.as_secs_f64());
+        if job.state == JobState::Done && actual > 0.0 && forecast > 0.0 {
+            writeln!(
+                out,
+                "forecast {}, actual {} ({:+.0} %); no plan could beat {}: efficiency {:.0} %",
+                show_time(plan.predicted),
+                show_time(job.elapsed),
+                (actual / forecast - 1.0) * 100.0,
+                show_time(plan.bound),
+                plan.bound.as_secs_f64() / actual * 100.0,
+            )?;
+        }
+    }
+    match &job.sha256 {
+        Some(sha256) => writeln!(out, "sha256 {sha256}")?,
+        None if job.sha256_bytes > ByteCount(0) => writeln!(
+            out,
+            "sha256 not known yet: {} of {} are read",
+            job.sha256_bytes, job.size
+        )?,
+        None => {}
+    }
+    if let Some(source) = &job.source
+        && (moved || job.source_bytes_read > ByteCount(0))
+    {
+        writeln!(
+            out,
+            "source {source} read {} and sent {}",
+            job.source_bytes_read, job.source_bytes_sent
+        )?;
+    }
+    if let Some(failure) = &job.failure {
+        writeln!(out, "why: {}", cause(failure))?;
+        if !failure.hint.is_empty() {
+            writeln!(out, "  next: {}", failure.hint)?;
+        }
+    }
+    reasons(out, &job.nodes)?;
+    if job.state == JobState::Open {
+        writeln!(
+            out,
+            "the job stays open and fills what is missing: follow it with `stage status {0} --watch`, end it with `stage cancel {0}`",
+            job.id
+        )?;
+    }
+    Ok(())
+}
+
+/// Why nodes do not have it, nodes with the same reason in one line.
+pub(crate) fn reasons(out: &mut impl Write, nodes: &[Node]) -> io::Result<()> {
+    let mut groups: BTreeMap<(&str, Code), Vec<(&Node, &Failure)>> = BTreeMap::new();
+    for node in nodes {
+        if let Some(failure) = node.failure.as_ref().filter(|_| !node.state.is_done()) {
+            groups
+                .entry((node.state.as_str(), failure.code))
+                .or_default()
+                .push((node, failure));
+        }
+    }
+    for ((state, code), members) in groups {
+        let (first, failure) = members[0];
+        let names = hostlist::fold(members.iter().map(|(node, _)| node.name.as_str()));
+        let same = members.iter().all(|(_, other)| other.message == failure.message);
+        let short = members.iter().filter_map(|(_, other)| other.short_by);
+        let why = match (short.clone().min(), short.max()) {
+            (Some(least), Some(most)) if !same && code == Code::NoSpace => {
+                format!("too little space: short by {least} to {most}")
+            }
+            _ if same => cause_on(failure, first),
+            _ => format!("{} (and others: see --json)", cause_on(failure, first)),
+        };
+        writeln!(out, "{state}: {names}: {why}")?;
+        if !failure.hint.is_empty() {
+            writeln!(out, "  next: {}", failure.hint)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Compared;
+    use crate::view::samples::{finished, job, plan, published, receiving, unfit};
+
+    fn shown(events: &[Event]) -> String {
+        let mut out = Vec::new();
+        let mut lines = Lines::new(&mut out);
+        for event in events {
+            lines.event(event).unwrap();
+        }
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_push_reads_as_a_story() {
+        let view = job(vec![receiving("n1", "n0", 5), unfit("n2")]);
+        let mut already = published("n2", "n1");
+        already.already = true;
+        already.received = ByteCount(0);
+        let nodes = vec![published("n1", "n0"), already.clone()];
+        insta::assert_snapshot!(shown(&[
+            Event::Submitted(view.id),
+            Event::Planned { job: Some(view.id), plan: plan(&["n1", "n2"]) },
+            Event::Node { job: view.id, node: view.nodes[0].clone() },
+            Event::Node { job: view.id, node: view.nodes[1].clone() },
+            Event::Node { job: view.id, node: nodes[0].clone() },
+            Event::Node { job: view.id, node: already },
+            Event::Finished { job: Box::new(finished(nodes)), exit: 0 },
+            Event::Compared(Compared { by: "sha256sum", sha256: String::new(), copies: 2 }),
+        ]), @"
+        job 11111111-1111-1111-1111-111111111111
+        plan: chain from n0 to 2 nodes, depth 2; forecast 8.90 s, no plan could beat 8.60 s
+          why: every node sends to one other, so each has its whole interface
+        n1: receiving from n0, 1 stream
+        n2: unfit: /scratch/stage/genome.db: too little space: short by 3.00 GiB
+        n1: published in 8.80 s at 122 MB/s: /scratch/stage/genome.db
+        n2: already there: /scratch/stage/genome.db
+        done: genome.db (1.00 GiB), 2 of 2 targets published, after 9.10 s
+         node  state              rate  parent  streams  seconds  checksum
+         n1    published      122 MB/s  n0            1     8.80  ok 0123456789ab
+         n2    already there         -  -             -        -  ok 0123456789ab
+        forecast 8.90 s, actual 9.10 s (+2 %); no plan could beat 8.60 s: efficiency 95 %
+        sha256 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+        source n0 read 1.00 GiB and sent 1.00 GiB
+        compared by sha256sum: all 2 copies are equal to the original
+        ");
+    }
+
+    #[test]
+    fn an_open_job_says_who_is_missing_and_why() {
+        let mut worse = unfit("n3");
+        let failure = worse.failure.as_mut().unwrap();
+        failure.short_by = Some(ByteCount(9 << 30));
+        failure.message = "too little space: short by 9.00 GiB".to_owned();
+        let open = finished(vec![published("n1", "n0"), unfit("n2"), worse]);
+        insta::assert_snapshot!(shown(&[Event::Finished { job: Box::new(open), exit: 5 }]), @"
+        open: genome.db (1.00 GiB), 1 of 3 targets published, after 9.10 s
+         node  state          rate  parent  streams  seconds  checksum
+         n1    published  122 MB/s  n0            1     8.80  ok 0123456789ab
+         n2    unfit             -  -             -        -  -
+         n3    unfit             -  -             -        -  -
+        sha256 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+        source n0 read 1.00 GiB and sent 1.00 GiB
+        unfit: n[2-3]: too little space: short by 3.00 GiB to 9.00 GiB
+          next: free space under /scratch/stage, the push then goes on by itself
+        the job stays open and fills what is missing: follow it with `stage status 11111111-1111-1111-1111-111111111111 --watch`, end it with `stage cancel 11111111-1111-1111-1111-111111111111`
+        ");
+    }
+
+    #[test]
+    fn a_plan_alone_shows_its_hops() {
+        insta::assert_snapshot!(shown(&[Event::Planned { job: None, plan: plan(&["n1", "n2"]) }]), @"
+        plan: chain from n0 to 2 nodes, depth 2; forecast 8.90 s, no plan could beat 8.60 s
+          why: every node sends to one other, so each has its whole interface
+         node  parent  depth  streams      rate  done after  limited by
+         n1    n0          1        1  125 MB/s      8.60 s  interface of n1
+         n2    n1          2        1  125 MB/s      8.70 s  interface of n2
+        ");
+    }
+}

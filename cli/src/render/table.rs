@@ -1,0 +1,163 @@
+//! Tables: the outcome of a job, the hops of a plan.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, Table};
+use stage_core::failure::Code;
+use stage_core::plan::Plan;
+use stage_core::units::{Rate, show_time};
+
+use crate::view::{Job, Node, NodeState};
+
+/// More rows than this are folded: nobody reads a thousand.
+const ROWS: usize = 40;
+
+/// A table without lines: it survives copy and paste, `grep` and `awk`.
+pub(crate) fn plain(header: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(header.iter().copied());
+    for at in right {
+        if let Some(column) = table.column_mut(*at) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// Writes a table without blanks at the ends of lines.
+pub(crate) fn write(out: &mut impl Write, table: &Table) -> io::Result<()> {
+    for line in table.to_string().lines() {
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+/// What became of each target.
+pub(crate) fn outcome(out: &mut impl Write, job: &Job) -> io::Result<()> {
+    let mut table = plain(
+        &[
+            "node", "state", "rate", "parent", "streams", "seconds", "checksum",
+        ],
+        &[2, 4, 5],
+    );
+    let shown = worth_showing(&job.nodes);
+    for node in &shown {
+        let moved = node.received.0 > 0;
+        let or_dash = |text: String| if moved { text } else { "-".to_owned() };
+        table.add_row([
+            node.name.to_string(),
+            if node.already {
+                "already there".to_owned()
+            } else {
+                node.state.to_string()
+            },
+            or_dash(node.rate.in_bytes().to_string()),
+            or_dash(node.parent.as_ref().map_or("-".to_owned(), ToString::to_string)),
+            or_dash(node.streams.to_string()),
+            or_dash(format!("{:.2}", node.elapsed.as_secs_f64())),
+            checksum(job, node),
+        ]);
+    }
+    write(out, &table)?;
+    let more = job.nodes.len() - shown.len();
+    if more > 0 {
+        writeln!(out, " and {more} more published, faster than these")?;
+    }
+    Ok(())
+}
+
+/// All, or else those that do not have it and the slowest of those that do, in target order.
+fn worth_showing(nodes: &[Node]) -> Vec<&Node> {
+    if nodes.len() <= ROWS {
+        return nodes.iter().collect();
+    }
+    let mut order: Vec<usize> = (0..nodes.len()).collect();
+    order.sort_by_key(|at| {
+        let node = &nodes[*at];
+        (node.state.is_done(), std::cmp::Reverse(node.elapsed), *at)
+    });
+    let missing = nodes.iter().filter(|node| !node.state.is_done()).count();
+    order.truncate(ROWS.max(missing));
+    order.sort_unstable();
+    order.into_iter().map(|at| &nodes[at]).collect()
+}
+
+/// What is known of a copy: whose digest it bears, by proof.
+fn checksum(job: &Job, node: &Node) -> String {
+    let corrupt = |node: &Node| {
+        node.failure
+            .as_ref()
+            .is_some_and(|failure| matches!(failure.code, Code::Corrupt | Code::Unexpected))
+    };
+    match node.state {
+        NodeState::Published => match &job.sha256 {
+            Some(sha256) => format!("ok {}", short(sha256)),
+            None => "ok".to_owned(),
+        },
+        _ if corrupt(node) => "WRONG".to_owned(),
+        _ => "-".to_owned(),
+    }
+}
+
+/// The first digits of a digest: enough to tell two apart at a glance.
+fn short(digest: &str) -> &str {
+    digest.get(..12).unwrap_or(digest)
+}
+
+/// Who would receive from whom.
+pub(crate) fn hops(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    let mut table = plain(
+        &[
+            "node",
+            "parent",
+            "depth",
+            "streams",
+            "rate",
+            "done after",
+            "limited by",
+        ],
+        &[2, 3, 4, 5],
+    );
+    for hop in &plan.hops {
+        table.add_row([
+            hop.child.to_string(),
+            hop.parent.to_string(),
+            hop.depth.to_string(),
+            hop.streams.to_string(),
+            if hop.rate == Rate::UNLIMITED {
+                "-".to_owned()
+            } else {
+                hop.rate.in_bytes().to_string()
+            },
+            show_time(hop.finish).to_string(),
+            hop.limited_by.clone(),
+        ]);
+    }
+    write(out, &table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::samples::{finished, published, unfit};
+
+    #[test]
+    fn a_large_job_shows_who_is_missing_and_the_slowest() {
+        let mut nodes: Vec<Node> = (0..100).map(|i| published(&format!("n{i}"), "n0")).collect();
+        nodes[7] = unfit("n7");
+        nodes[70].elapsed *= 2;
+        let shown = worth_showing(&nodes);
+        assert_eq!(shown.len(), ROWS);
+        for name in ["n7", "n70"] {
+            assert!(shown.iter().any(|node| node.name.as_str() == name));
+        }
+        let mut out = Vec::new();
+        outcome(&mut out, &finished(nodes)).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            text.ends_with(" and 60 more published, faster than these\n"),
+            "{text}"
+        );
+    }
+}
