@@ -333,42 +333,4 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn url() -> CoordinatorUrl {
-        "http://127.0.0.1:7700".parse().unwrap()
-    }
-
-    #[test]
-    fn a_status_with_a_failure_is_that_failure() {
-        let failure = v1::Failure {
-            code: "no_space".to_owned(),
-            message: "too little space".to_owned(),
-            ..v1::Failure::default()
-        };
-        let details = prost::Message::encode_to_vec(&failure);
-        let status = Status::with_details(tonic::Code::Internal, "x", details.into());
-        assert_eq!(refused(&url(), &status).failure().code, Code::NoSpace);
-    }
-
-    #[test]
-    fn a_bare_status_gets_a_cause() {
-        for (status, code) in [
-            (Status::not_found("no such job"), Code::UnknownJob),
-            (Status::permission_denied("not you"), Code::Denied),
-            (Status::unavailable("gone"), Code::NoCoordinator),
-            (Status::internal("oops"), Code::Internal),
-            (Status::unimplemented("what"), Code::ProtocolVersion),
-        ] {
-            assert_eq!(refused(&url(), &status).failure().code, code);
-        }
-    }
-
-    #[test]
-    fn only_a_broken_connection_is_tried_again() {
-        assert!(is_transient(&Status::unavailable("gone")));
-        assert!(!is_transient(&Status::internal("the coordinator's own fault")));
-        assert!(!is_transient(&Status::not_found("no such job")));
-    }
-}
+mod tests;

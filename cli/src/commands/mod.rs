@@ -6,7 +6,7 @@ mod completions;
 mod coordinator;
 mod daemon;
 mod demo;
-mod follow;
+pub(crate) mod follow;
 mod nodes;
 mod plan;
 mod push;

@@ -49,7 +49,9 @@ impl Cluster {
         let second = 20 + std::process::id() % 200;
         let network = format!("127.{second}.{third}");
         let authority = Authority::new("test").unwrap();
-        let operator = authority.write(dir.path(), Role::Operator("alice".to_owned())).unwrap();
+        let operator = authority
+            .write(dir.path(), Role::Operator("alice".to_owned()))
+            .unwrap();
         let topology = format!(
             "[cluster]\nname = \"test\"\n\n[[switch]]\nname = \"s\"\n\n[[node]]\nname = \"n[0-{last}]\"\n\
              address = \"{network}.[10-{top}]\"\nattach = \"s\"\nnic = \"10 Gbit/s\"\n\n[groups]\ntargets = \"n[1-{last}]\"\n",
@@ -60,7 +62,15 @@ impl Cluster {
         for node in 0..nodes {
             fs::create_dir(dir.path().join(format!("root-n{node}"))).unwrap();
         }
-        Self { dir, authority, network, nodes, coordinator: None, agents: BTreeMap::new(), operator }
+        Self {
+            dir,
+            authority,
+            network,
+            nodes,
+            coordinator: None,
+            agents: BTreeMap::new(),
+            operator,
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -78,39 +88,79 @@ impl Cluster {
 
     fn stage(&self, identity: &Files) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stage"));
-        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.arg("--ca").arg(&identity.ca).arg("--cert").arg(&identity.cert).arg("--key").arg(&identity.key);
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+            .arg("--ca")
+            .arg(&identity.ca)
+            .arg("--cert")
+            .arg(&identity.cert)
+            .arg("--key")
+            .arg(&identity.key);
         command.current_dir(self.dir.path());
         command
     }
 
     fn log(&self, name: &str) -> File {
-        File::options().create(true).append(true).open(self.path(&format!("{name}.log"))).unwrap()
+        File::options()
+            .create(true)
+            .append(true)
+            .open(self.path(&format!("{name}.log")))
+            .unwrap()
     }
 
     pub(crate) fn start_coordinator(&mut self) {
         let files = self.authority.write(self.dir.path(), Role::Coordinator).unwrap();
         let mut command = self.stage(&files);
-        command.args(["coordinator", "--topology", "topology.toml", "--state", "state-coordinator"]);
+        command.args([
+            "coordinator",
+            "--topology",
+            "topology.toml",
+            "--state",
+            "state-coordinator",
+        ]);
         command.args(["--listen", &format!("{}.1:7700", self.network)]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.log("coordinator"));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(self.log("coordinator"));
         self.coordinator = Some(command.spawn().unwrap());
     }
 
     pub(crate) fn start_agent(&mut self, node: usize) {
-        let child = self.agent_command(node, &format!("state-n{node}"), 7701).spawn().unwrap();
+        let child = self
+            .agent_command(node, &format!("state-n{node}"), 7701)
+            .spawn()
+            .unwrap();
         self.agents.insert(node, child);
     }
 
     /// The command that runs a node's agent, for those who change it first.
     pub(crate) fn agent_command(&self, node: usize, state: &str, port: u16) -> Command {
         let name = format!("n{node}");
-        let files = self.authority.write(self.dir.path(), Role::Node(name.parse().unwrap())).unwrap();
+        let files = self
+            .authority
+            .write(self.dir.path(), Role::Node(name.parse().unwrap()))
+            .unwrap();
         let mut command = self.stage(&files);
-        command.args(["agent", "--node", &name, "--coordinator", &self.url(), "--state", state]);
+        command.args([
+            "agent",
+            "--node",
+            &name,
+            "--coordinator",
+            &self.url(),
+            "--state",
+            state,
+        ]);
         command.args(["--data-listen", &format!("{}.{}:{port}", self.network, node + 10)]);
-        command.arg("--root").arg(format!("main={}", self.root(node).display()));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.log(&name));
+        command
+            .arg("--root")
+            .arg(format!("main={}", self.root(node).display()));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(self.log(&name));
         command
     }
 
@@ -155,25 +205,39 @@ impl Cluster {
     /// The nodes as `stage nodes --json` shows them.
     pub(crate) fn states(&self) -> BTreeMap<String, Value> {
         let ran = self.run(&["nodes", "--json"]);
-        ran.events.iter().filter(|e| e["event"] == "node").map(|e| (text(&e["node"]), e.clone())).collect()
+        ran.events
+            .iter()
+            .filter(|e| e["event"] == "node")
+            .map(|e| (text(&e["node"]), e.clone()))
+            .collect()
     }
 
     pub(crate) fn wait_up(&self, count: usize) {
-        self.wait_for("agents to join", || self.states().values().filter(|n| n["state"] == "up").count() == count);
+        self.wait_for("agents to join", || {
+            self.states().values().filter(|n| n["state"] == "up").count() == count
+        });
     }
 
     /// Asks again until it holds.
     pub(crate) fn wait_for(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let begin = Instant::now();
         while !holds() {
-            assert!(begin.elapsed() < DEADLINE, "waited too long for {what}; logs:\n{}", self.logs());
+            assert!(
+                begin.elapsed() < DEADLINE,
+                "waited too long for {what}; logs:\n{}",
+                self.logs()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
     /// The job's newest view, as `stage status JOB --json` ends with.
     pub(crate) fn status(&self, job: &str) -> Value {
-        self.run(&["status", job, "--json"]).events.last().cloned().unwrap_or_default()
+        self.run(&["status", job, "--json"])
+            .events
+            .last()
+            .cloned()
+            .unwrap_or_default()
     }
 
     pub(crate) fn logs(&self) -> String {
@@ -223,8 +287,10 @@ impl Cluster {
 
     /// What lies in a node's root, partials included.
     pub(crate) fn listing(&self, node: usize) -> Vec<String> {
-        let mut names: Vec<_> =
-            fs::read_dir(self.root(node)).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = fs::read_dir(self.root(node))
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -234,7 +300,9 @@ impl Cluster {
         self.wait_for("partials and journals to go", || {
             (0..self.nodes).all(|node| {
                 let journals = self.path(&format!("state-n{node}")).join("jobs");
-                let none = fs::read_dir(&journals).map(|mut dir| dir.next().is_none()).unwrap_or(true);
+                let none = fs::read_dir(&journals)
+                    .map(|mut dir| dir.next().is_none())
+                    .unwrap_or(true);
                 none && !self.listing(node).iter().any(|name| name.starts_with(".stage"))
             })
         });
@@ -266,7 +334,10 @@ pub(crate) struct Ran {
 impl Ran {
     pub(crate) fn of(output: Output) -> Self {
         let stdout = String::from_utf8(output.stdout).unwrap();
-        let events = stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let events = stdout
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect();
         Self {
             exit: output.status.code().unwrap_or(-1),
             events,
@@ -277,34 +348,55 @@ impl Ran {
 
     /// The last event, which says how it ended.
     pub(crate) fn last(&self) -> &Value {
-        self.events.last().unwrap_or_else(|| panic!("no event; stdout {:?}, stderr {:?}", self.stdout, self.stderr))
+        self.events
+            .last()
+            .unwrap_or_else(|| panic!("no event; stdout {:?}, stderr {:?}", self.stdout, self.stderr))
     }
 
     #[track_caller]
     pub(crate) fn expect(self, exit: i32) -> Self {
-        assert_eq!(self.exit, exit, "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        assert_eq!(
+            self.exit, exit,
+            "stdout:\n{}\nstderr:\n{}",
+            self.stdout, self.stderr
+        );
         if let Some(last) = self.events.last() {
-            assert_eq!(last["exit"], exit, "the last event says the exit code too: {last}");
+            assert_eq!(
+                last["exit"], exit,
+                "the last event says the exit code too: {last}"
+            );
         }
         self
     }
 
     /// The outcome of one node in the last event.
     pub(crate) fn node(&self, name: &str) -> &Value {
-        let nodes = self.last()["nodes"].as_array().unwrap_or_else(|| panic!("no nodes in {}", self.last()));
-        nodes.iter().find(|node| node["node"] == name).unwrap_or_else(|| panic!("no {name} in {}", self.last()))
+        let nodes = self.last()["nodes"]
+            .as_array()
+            .unwrap_or_else(|| panic!("no nodes in {}", self.last()));
+        nodes
+            .iter()
+            .find(|node| node["node"] == name)
+            .unwrap_or_else(|| panic!("no {name} in {}", self.last()))
     }
 }
 
 pub(crate) fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_else(|| panic!("{value} is not a text")).to_owned()
+    value
+        .as_str()
+        .unwrap_or_else(|| panic!("{value} is not a text"))
+        .to_owned()
 }
 
 pub(crate) fn sha256(path: &Path) -> String {
     let mut file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut hasher = Sha256::new();
     std::io::copy(&mut file, &mut HashWriter(&mut hasher)).unwrap();
-    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hasher
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 struct HashWriter<'a>(&'a mut Sha256);

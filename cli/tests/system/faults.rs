@@ -22,8 +22,12 @@ impl Push {
         let source = cluster.source("genome.db", size);
         let mut args = vec!["--to", "targets", "--shape", "chain", "--limit", "16 MiB/s"];
         args.extend(more);
-        let mut child =
-            cluster.push_command(&source, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = cluster
+            .push_command(&source, &args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let first: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
         let job = text(&first["job"]);
@@ -42,7 +46,11 @@ impl Push {
 fn kept(cluster: &Cluster, job: &str, node: &str) -> u64 {
     let status = cluster.status(job);
     let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
-    nodes.iter().find(|n| n["node"] == node).and_then(|n| n["bytes_received"].as_u64()).unwrap_or(0)
+    nodes
+        .iter()
+        .find(|n| n["node"] == node)
+        .and_then(|n| n["bytes_received"].as_u64())
+        .unwrap_or(0)
 }
 
 #[test]
@@ -57,7 +65,12 @@ fn the_coordinator_dies_in_mid_push() {
     assert_eq!(ran.last()["state"], "done");
     assert_eq!(text(&ran.last()["job"]), job);
     for node in ["n1", "n2", "n3"] {
-        assert_eq!(ran.node(node)["bytes_received"], size, "no chunk came twice: {}", ran.node(node));
+        assert_eq!(
+            ran.node(node)["bytes_received"],
+            size,
+            "no chunk came twice: {}",
+            ran.node(node)
+        );
     }
     assert_eq!(cluster.status(&job)["state"], "done");
     cluster.assert_published(1..4, &cluster.path("genome.db"));
@@ -75,7 +88,10 @@ fn a_relay_dies_in_mid_push() {
     assert_eq!(ran.exit, 5, "n2 is awaited: {}", ran.stdout);
     cluster.assert_published([1, 3], &cluster.path("genome.db"));
     let received = ran.node("n3")["bytes_received"].as_u64().unwrap();
-    assert!(received <= 64 * CHUNK + 8 * CHUNK, "only chunks under way came again, not {received}");
+    assert!(
+        received <= 64 * CHUNK + 8 * CHUNK,
+        "only chunks under way came again, not {received}"
+    );
 
     let job = text(&ran.last()["job"]);
     cluster.start_agent(2);
@@ -112,7 +128,10 @@ fn a_receiver_that_comes_back_resumes() {
     cluster.wait_for("n2 to be filled", || cluster.status(&job)["state"] == "done");
     cluster.assert_published(1..3, &cluster.path("genome.db"));
     let again = kept(&cluster, &job, "n2");
-    assert!(again <= size * 3 / 4 + 8 * CHUNK, "what was kept before did not come again: {again}");
+    assert!(
+        again <= size * 3 / 4 + 8 * CHUNK,
+        "what was kept before did not come again: {again}"
+    );
 }
 
 #[test]
@@ -141,7 +160,12 @@ fn the_watcher_may_go() {
 fn a_source_that_changes_is_published_nowhere() {
     let cluster = Cluster::start(3);
     let push = Push::at_a_quarter(&cluster, "n2", 64 * CHUNK, &[]);
-    std::fs::OpenOptions::new().append(true).open(cluster.path("genome.db")).map(|mut f| std::io::Write::write_all(&mut f, b"more")).unwrap().unwrap();
+    std::fs::OpenOptions::new()
+        .append(true)
+        .open(cluster.path("genome.db"))
+        .map(|mut f| std::io::Write::write_all(&mut f, b"more"))
+        .unwrap()
+        .unwrap();
     let ran = push.finish().expect(6);
     assert_eq!(ran.last()["state"], "failed");
     assert!(ran.stderr.contains("changed"), "{}", ran.stderr);

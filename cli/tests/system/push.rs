@@ -14,15 +14,28 @@ fn every_shape_brings_every_copy() {
     for shape in ["chain", "star", "tree:2", "auto"] {
         let source = cluster.source(&format!("genome-{shape}.db").replace(':', "-"), 12 * CHUNK + 345);
         fs::set_permissions(&source, mode.clone()).unwrap();
-        let ran = cluster.push(&source, &["--to", "targets", "--shape", shape]).expect(0);
+        let ran = cluster
+            .push(&source, &["--to", "targets", "--shape", shape])
+            .expect(0);
 
         assert_eq!(ran.events[0]["event"], "submitted");
-        assert!(ran.events.iter().any(|e| e["event"] == "planned"), "{}", ran.stdout);
+        assert!(
+            ran.events.iter().any(|e| e["event"] == "planned"),
+            "{}",
+            ran.stdout
+        );
         let last = ran.last();
-        assert_eq!((&last["event"], &last["state"]), (&"finished".into(), &"done".into()));
+        assert_eq!(
+            (&last["event"], &last["state"]),
+            (&"finished".into(), &"done".into())
+        );
         assert_eq!(text(&last["sha256"]), sha256(&source));
         assert_eq!(last["bytes"], 12 * CHUNK + 345);
-        assert_eq!(last["source_bytes_read"], 12 * CHUNK + 345, "the source is read once");
+        assert_eq!(
+            last["source_bytes_read"],
+            12 * CHUNK + 345,
+            "the source is read once"
+        );
         for node in ["n1", "n2", "n3", "n4"] {
             assert_eq!(ran.node(node)["state"], "published");
             assert_eq!(ran.node(node)["bytes_received"], 12 * CHUNK + 345);
@@ -41,7 +54,9 @@ fn sizes_around_nothing_and_around_a_chunk() {
     let cluster = Cluster::start(3);
     for size in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1] {
         let source = cluster.source(&format!("size-{size}"), size);
-        let ran = cluster.push(&source, &["--to", "targets", "--shape", "chain"]).expect(0);
+        let ran = cluster
+            .push(&source, &["--to", "targets", "--shape", "chain"])
+            .expect(0);
         assert_eq!(text(&ran.last()["sha256"]), sha256(&source), "{size}");
         cluster.assert_published(1..3, &source);
     }
@@ -67,11 +82,16 @@ fn the_second_push_moves_no_payload_byte() {
 fn a_dest_below_the_root_is_made_and_the_source_may_be_a_target() {
     let cluster = Cluster::start(3);
     let source = cluster.source("genome.db", 3 * CHUNK);
-    let ran = cluster.push(&source, &["--to", "all", "--dest", "main:db/2026"]).expect(0);
+    let ran = cluster
+        .push(&source, &["--to", "all", "--dest", "main:db/2026"])
+        .expect(0);
     for node in 0..3 {
         let copy = cluster.root(node).join("db/2026/genome.db");
         assert_eq!(sha256(&copy), sha256(&source), "n{node}");
-        assert_eq!(text(&ran.node(&format!("n{node}"))["path"]), copy.display().to_string());
+        assert_eq!(
+            text(&ran.node(&format!("n{node}"))["path"]),
+            copy.display().to_string()
+        );
     }
     cluster.wait_clean();
 }
@@ -82,12 +102,20 @@ fn expected_digests_decide_about_publishing() {
     let source = cluster.source("genome.db", 3 * CHUNK + 1);
     fs::write(cluster.path("GOOD"), format!("{}  genome.db\n", sha256(&source))).unwrap();
     fs::write(cluster.path("BAD"), format!("{}  genome.db\n", "0".repeat(64))).unwrap();
-    let bad = cluster.push(&source, &["--to", "targets", "--expect", "BAD"]).expect(6);
+    let bad = cluster
+        .push(&source, &["--to", "targets", "--expect", "BAD"])
+        .expect(6);
     assert_eq!(bad.last()["state"], "failed");
-    assert!(bad.stderr.contains("unexpected") || bad.stderr.contains("expect"), "{}", bad.stderr);
+    assert!(
+        bad.stderr.contains("unexpected") || bad.stderr.contains("expect"),
+        "{}",
+        bad.stderr
+    );
     cluster.wait_clean();
     assert!(cluster.listing(1).is_empty() && cluster.listing(2).is_empty());
-    cluster.push(&source, &["--to", "targets", "--expect", "GOOD"]).expect(0);
+    cluster
+        .push(&source, &["--to", "targets", "--expect", "GOOD"])
+        .expect(0);
     cluster.assert_published(1..3, &source);
 }
 

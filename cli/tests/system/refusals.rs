@@ -10,14 +10,21 @@ const CHUNK: u64 = 1 << 20;
 #[track_caller]
 fn said(ran: &Ran, words: &[&str]) {
     for word in words {
-        assert!(ran.stderr.contains(word), "{word:?} is missing from stderr:\n{}\nstdout:\n{}", ran.stderr, ran.stdout);
+        assert!(
+            ran.stderr.contains(word),
+            "{word:?} is missing from stderr:\n{}\nstdout:\n{}",
+            ran.stderr,
+            ran.stdout
+        );
     }
 }
 
 #[test]
 fn sources_that_cannot_be_sent() {
     let cluster = Cluster::start(3);
-    let missing = cluster.push(&cluster.path("none.db"), &["--to", "targets"]).expect(4);
+    let missing = cluster
+        .push(&cluster.path("none.db"), &["--to", "targets"])
+        .expect(4);
     assert_eq!(missing.last()["event"], "error");
     assert_eq!(missing.last()["code"], "source_missing");
     said(&missing, &["n0", "none.db"]);
@@ -46,7 +53,9 @@ fn requests_that_mean_nothing() {
     said(&unknown, &["compute7"]);
     cluster.push(&source, &["--to", "n1,!n1"]).expect(2);
     assert_eq!(cluster.push(&source, &["--to", "n1", "--shape", "ring"]).exit, 2);
-    cluster.push(&source, &["--to", "n1", "--dest", "main:../out"]).expect(4);
+    cluster
+        .push(&source, &["--to", "n1", "--dest", "main:../out"])
+        .expect(4);
     assert!(!cluster.path("out").exists());
     assert!(cluster.listing(1).is_empty());
 }
@@ -86,9 +95,17 @@ fn a_node_that_is_away_is_filled_when_it_comes_back() {
     cluster.kill_agent(2);
     cluster.wait_for("n2 to be away", || cluster.states()["n2"]["state"] == "away");
     let second = cluster.source("second.db", CHUNK);
-    let ran = cluster.push(&second, &["--to", "targets", "--unfit", "fail"]).expect(4);
+    let ran = cluster
+        .push(&second, &["--to", "targets", "--unfit", "fail"])
+        .expect(4);
     assert_eq!(ran.last()["event"], "error");
-    assert!(ran.last()["nodes"].as_array().is_some_and(|nodes| !nodes.is_empty()), "{}", ran.last());
+    assert!(
+        ran.last()["nodes"]
+            .as_array()
+            .is_some_and(|nodes| !nodes.is_empty()),
+        "{}",
+        ran.last()
+    );
     let skipped = cluster.push(&second, &["--to", "targets", "--unfit", "skip"]);
     assert_eq!(skipped.exit, 5, "{}", skipped.stdout);
     cluster.assert_published([1, 3], &second);
@@ -105,7 +122,12 @@ fn a_root_that_is_missing_or_closed_makes_its_node_unfit() {
     let source = cluster.source("genome.db", 2 * CHUNK);
     let ran = cluster.push(&source, &["--to", "targets"]).expect(5);
     assert_eq!(ran.node("n1")["state"], "published");
-    assert_eq!(ran.node("n2")["error"]["code"], "root_unusable", "{}", ran.node("n2"));
+    assert_eq!(
+        ran.node("n2")["error"]["code"],
+        "root_unusable",
+        "{}",
+        ran.node("n2")
+    );
     said(&ran, &["n2", &cluster.root(2).display().to_string()]);
     // root writes everywhere.
     if !rustix::process::geteuid().is_root() {
@@ -136,14 +158,26 @@ fn other_content_at_the_target() {
     assert_eq!(fs::read_to_string(&other).unwrap(), "something else");
     assert_eq!(fs::read(&twin).unwrap(), bytes);
 
-    let skipped = cluster.push(&source, &["--to", "n2", "--if-exists", "skip"]).expect(0);
+    let skipped = cluster
+        .push(&source, &["--to", "n2", "--if-exists", "skip"])
+        .expect(0);
     assert_eq!(skipped.node("n2")["state"], "skipped");
 
     let before = fs::metadata(&other).unwrap().ino();
-    let replaced = cluster.push(&source, &["--to", "targets", "--if-exists", "replace"]).expect(0);
+    let replaced = cluster
+        .push(&source, &["--to", "targets", "--if-exists", "replace"])
+        .expect(0);
     cluster.assert_published(1..4, &source);
-    assert_ne!(fs::metadata(&other).unwrap().ino(), before, "swapped, not written over");
-    assert!(replaced.node("n3")["bytes_received"].as_u64().unwrap() <= CHUNK, "one chunk differed: {}", replaced.node("n3"));
+    assert_ne!(
+        fs::metadata(&other).unwrap().ino(),
+        before,
+        "swapped, not written over"
+    );
+    assert!(
+        replaced.node("n3")["bytes_received"].as_u64().unwrap() <= CHUNK,
+        "one chunk differed: {}",
+        replaced.node("n3")
+    );
     cluster.wait_clean();
 }
 
@@ -167,7 +201,11 @@ fn two_agents_cannot_have_one_name() {
     cluster.wait_for("the second one to be refused", || {
         fs::read_to_string(cluster.path("n1.log")).is_ok_and(|log| log.contains("name_taken"))
     });
-    assert_eq!(cluster.states()["n1"]["state"], "up", "the first one keeps its name");
+    assert_eq!(
+        cluster.states()["n1"]["state"],
+        "up",
+        "the first one keeps its name"
+    );
     second.kill().unwrap();
     second.wait().unwrap();
     let source = cluster.source("genome.db", CHUNK);

@@ -1,0 +1,267 @@
+//! The client against a coordinator that says what the test wrote down, and goes away when it shall.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use stage_net::grpc::incoming;
+use stage_proto::v1::operator_server::{Operator, OperatorServer};
+use tokio::task::JoinHandle;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::{Request, Response};
+
+use super::*;
+use crate::commands::follow::{Until, follow};
+use crate::event::Event;
+use crate::render::Render;
+use crate::view::JobState;
+
+/// What the coordinator will say, and what it heard.
+#[derive(Default)]
+struct Script {
+    /// Answers to submits, first first.
+    submits: Vec<Result<v1::SubmitReply, Status>>,
+    /// What each watch shows before it ends: with an error, or properly.
+    watches: Vec<(Vec<v1::JobView>, Option<Status>)>,
+    /// Ids that were submitted.
+    heard: Vec<String>,
+}
+
+#[derive(Clone, Default)]
+struct Fake(Arc<Mutex<Script>>);
+
+#[tonic::async_trait]
+impl Operator for Fake {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::JobView, Status>> + Send>>;
+
+    async fn submit(&self, request: Request<v1::SubmitRequest>) -> Result<Response<v1::SubmitReply>, Status> {
+        let mut script = self.0.lock().unwrap();
+        script.heard.push(request.into_inner().job);
+        script.submits.remove(0).map(Response::new)
+    }
+
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (views, end) = self.0.lock().unwrap().watches.remove(0);
+        let shown = tokio_stream::iter(views.into_iter().map(Ok));
+        Ok(Response::new(Box::pin(
+            shown.chain(tokio_stream::iter(end.map(Err))),
+        )))
+    }
+
+    async fn plan(&self, _: Request<v1::SubmitRequest>) -> Result<Response<v1::PlanReply>, Status> {
+        Ok(Response::new(v1::PlanReply::default()))
+    }
+
+    async fn jobs(&self, _: Request<v1::JobsRequest>) -> Result<Response<v1::JobsReply>, Status> {
+        Err(Status::permission_denied("not you"))
+    }
+
+    async fn cancel(&self, _: Request<v1::CancelRequest>) -> Result<Response<v1::CancelReply>, Status> {
+        Err(Status::not_found("no such job"))
+    }
+
+    async fn nodes(&self, _: Request<v1::NodesRequest>) -> Result<Response<v1::NodesReply>, Status> {
+        Ok(Response::new(v1::NodesReply::default()))
+    }
+
+    async fn drain(&self, _: Request<v1::DrainRequest>) -> Result<Response<v1::NodesReply>, Status> {
+        Err(Status::internal("a fault of the coordinator's own"))
+    }
+}
+
+/// A coordinator with this script at `address`; gives where it is and what ends it.
+fn serve(fake: Fake, address: &str) -> (SocketAddr, JoinHandle<()>) {
+    let listener = net().listen(address.parse().unwrap()).unwrap();
+    let address = listener.address();
+    let server = tonic::transport::Server::builder()
+        .add_service(OperatorServer::new(fake))
+        .serve_with_incoming(incoming(listener));
+    let task = tokio::spawn(async move { server.await.unwrap() });
+    (address, task)
+}
+
+fn net() -> Net {
+    Net::insecure(false)
+}
+
+async fn client(address: SocketAddr) -> Client {
+    let url = format!("http://{address}").parse().unwrap();
+    Client::connect(&net(), &url).await.unwrap()
+}
+
+fn id() -> JobId {
+    JobId::from_bytes([7; 16])
+}
+
+fn view(state: &str, settled: bool) -> v1::JobView {
+    v1::JobView {
+        job: id().to_string(),
+        state: state.to_owned(),
+        settled,
+        ..v1::JobView::default()
+    }
+}
+
+/// Keeps what was shown.
+#[derive(Default)]
+struct Seen(Vec<JobState>);
+
+impl Render for Seen {
+    fn event(&mut self, event: &Event) -> std::io::Result<()> {
+        if let Event::Progress(job) = event {
+            self.0.push(job.state);
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_submit_that_broke_is_the_same_job_again() {
+    let fake = Fake::default();
+    fake.0.lock().unwrap().submits = vec![
+        Err(Status::unavailable("just a moment")),
+        Ok(v1::SubmitReply {
+            job: id().to_string(),
+            failure: None,
+        }),
+    ];
+    let (address, _server) = serve(fake.clone(), "127.0.0.1:0");
+    let request = v1::SubmitRequest {
+        job: id().to_string(),
+        ..v1::SubmitRequest::default()
+    };
+    assert_eq!(client(address).await.submit(request).await.unwrap(), id());
+    assert_eq!(fake.0.lock().unwrap().heard, [id().to_string(), id().to_string()]);
+}
+
+#[tokio::test]
+async fn a_refused_submit_keeps_its_cause() {
+    let fake = Fake::default();
+    fake.0.lock().unwrap().submits = vec![Ok(v1::SubmitReply {
+        job: String::new(),
+        failure: Some((&Failure::new(Code::UnknownTarget, "no node m1", "see the topology")).into()),
+    })];
+    let (address, _server) = serve(fake, "127.0.0.1:0");
+    let error = client(address)
+        .await
+        .submit(v1::SubmitRequest::default())
+        .await
+        .unwrap_err();
+    assert_eq!((error.exit(), error.failure().code), (2, Code::UnknownTarget));
+}
+
+#[tokio::test]
+async fn a_watch_survives_a_coordinator_that_comes_back() {
+    let fake = Fake::default();
+    fake.0.lock().unwrap().watches = vec![
+        (
+            vec![view("running", false)],
+            Some(Status::unavailable("stopping")),
+        ),
+        (vec![view("running", false), view("done", true)], None),
+    ];
+    let (address, server) = serve(fake.clone(), "127.0.0.1:0");
+    let mut watch = client(address).await.watch(id());
+    let mut seen = Seen::default();
+    let first = watch.next().await.unwrap().unwrap();
+    assert!(!first.settled);
+    server.abort();
+    assert!(
+        server.await.unwrap_err().is_cancelled(),
+        "it is gone before the next one begins"
+    );
+    let (_, _server) = serve(fake, &address.to_string());
+    let last = follow(&mut watch, Until::Settled, &mut seen).await.unwrap();
+    assert!(last.settled);
+    assert_eq!(seen.0, [JobState::Running, JobState::Done]);
+}
+
+#[tokio::test]
+async fn settled_is_not_ended() {
+    let fake = Fake::default();
+    let open = || (vec![view("open", true), view("done", true)], None);
+    fake.0.lock().unwrap().watches = vec![open(), open()];
+    let (address, _server) = serve(fake, "127.0.0.1:0");
+    let client = client(address).await;
+    for (until, state) in [(Until::Settled, JobState::Open), (Until::Ended, JobState::Done)] {
+        let mut watch = client.clone().watch(id());
+        let last = follow(&mut watch, until, &mut Seen::default()).await.unwrap();
+        assert_eq!(last.state, state);
+    }
+}
+
+#[tokio::test]
+async fn refusals_are_told_apart() {
+    let fake = Fake::default();
+    fake.0.lock().unwrap().watches = vec![(vec![], Some(Status::not_found("no such job")))];
+    let (address, _server) = serve(fake, "127.0.0.1:0");
+    let mut client = client(address).await;
+    let codes = [
+        client.jobs().await.map(|_| ()).unwrap_err(),
+        client.cancel(id(), None).await.unwrap_err(),
+        client.drain("n1".to_owned(), true).await.map(|_| ()).unwrap_err(),
+        client
+            .plan(v1::SubmitRequest::default())
+            .await
+            .map(|_| ())
+            .unwrap_err(),
+        client.watch(id()).next().await.map(|_| ()).unwrap_err(),
+    ]
+    .map(|error| error.failure().code);
+    assert_eq!(
+        codes,
+        [
+            Code::Denied,
+            Code::UnknownJob,
+            Code::Internal,
+            Code::Internal,
+            Code::UnknownJob
+        ]
+    );
+}
+
+#[tokio::test]
+async fn who_does_not_listen_is_no_coordinator() {
+    // A port that was ours a moment ago and is closed now.
+    let address = net().listen("127.0.0.1:0".parse().unwrap()).unwrap().address();
+    let url: CoordinatorUrl = format!("http://{address}").parse().unwrap();
+    let error = Client::connect(&net(), &url).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.exit(), 3);
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+}
+
+fn some_url() -> CoordinatorUrl {
+    "http://127.0.0.1:7700".parse().unwrap()
+}
+
+#[test]
+fn a_status_with_a_failure_is_that_failure() {
+    let failure = v1::Failure {
+        code: "no_space".to_owned(),
+        message: "too little space".to_owned(),
+        ..v1::Failure::default()
+    };
+    let details = prost::Message::encode_to_vec(&failure);
+    let status = Status::with_details(tonic::Code::Internal, "x", details.into());
+    assert_eq!(refused(&some_url(), &status).failure().code, Code::NoSpace);
+}
+
+#[test]
+fn a_bare_status_gets_a_cause() {
+    for (status, code) in [
+        (Status::not_found("no such job"), Code::UnknownJob),
+        (Status::permission_denied("not you"), Code::Denied),
+        (Status::unavailable("gone"), Code::NoCoordinator),
+        (Status::internal("oops"), Code::Internal),
+        (Status::unimplemented("what"), Code::ProtocolVersion),
+    ] {
+        assert_eq!(refused(&some_url(), &status).failure().code, code);
+    }
+}
+
+#[test]
+fn only_a_broken_connection_is_tried_again() {
+    assert!(is_transient(&Status::unavailable("gone")));
+    assert!(!is_transient(&Status::internal("the coordinator's own fault")));
+    assert!(!is_transient(&Status::not_found("no such job")));
+}
