@@ -178,6 +178,9 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
     if !job.nodes.is_empty() {
         table::outcome(out, job)?;
     }
+    if let Some(left) = job.remaining() {
+        writeln!(out, "about {} left", show_time(left))?;
+    }
     let moved = job.nodes.iter().any(|node| node.received > ByteCount(0));
     if let Some(plan) = &job.plan
         && moved
@@ -329,6 +332,22 @@ mod tests {
         unfit: n[2-3]: too little space: short by 3.00 GiB to 9.00 GiB
           next: free space under /scratch/stage, the push then goes on by itself
         the job stays open and fills what is missing: follow it with `stage status 11111111-1111-1111-1111-111111111111 --watch`, end it with `stage cancel 11111111-1111-1111-1111-111111111111`
+        ");
+    }
+
+    #[test]
+    fn a_running_job_says_how_far_it_is() {
+        let view = job(vec![receiving("n1", "n0", 1 << 29), published("n2", "n1")]);
+        let mut out = Vec::new();
+        end(&mut out, &view).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @"
+        running: genome.db (1.00 GiB), 1 of 2 targets published, after 4.00 s
+         node  state               rate  parent  streams  seconds  checksum
+         n1    receiving 50 %  120 MB/s  n0            1     4.00  -
+         n2    published       122 MB/s  n1            1     8.80  ok
+        about 4.59 s left
+        sha256 not known yet: 512.00 MiB of 1.00 GiB are read
+        source n0 read 512.00 MiB and sent 512.00 MiB
         ");
     }
 

@@ -47,11 +47,7 @@ pub(crate) fn outcome(out: &mut impl Write, job: &Job) -> io::Result<()> {
         let or_dash = |text: String| if moved { text } else { "-".to_owned() };
         table.add_row([
             node.name.to_string(),
-            if node.already {
-                "already there".to_owned()
-            } else {
-                node.state.to_string()
-            },
+            state(job, node),
             or_dash(node.rate.in_bytes().to_string()),
             or_dash(node.parent.as_ref().map_or("-".to_owned(), ToString::to_string)),
             or_dash(node.streams.to_string()),
@@ -65,6 +61,17 @@ pub(crate) fn outcome(out: &mut impl Write, job: &Job) -> io::Result<()> {
         writeln!(out, " and {more} more published, faster than these")?;
     }
     Ok(())
+}
+
+/// Where a target stands; how far, while bytes arrive.
+fn state(job: &Job, node: &Node) -> String {
+    match node.state {
+        NodeState::Published if node.already => "already there".to_owned(),
+        NodeState::Receiving if job.size.0 > 0 => {
+            format!("receiving {} %", node.kept.0.saturating_mul(100) / job.size.0)
+        }
+        state => state.to_string(),
+    }
 }
 
 /// All, or else those that do not have it and the slowest of those that do, in target order.
