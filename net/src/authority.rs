@@ -86,7 +86,12 @@ impl Authority {
             cert: dir.join(format!("{name}.pem")),
             key: dir.join(format!("{name}.key")),
         };
-        fs::write(&files.ca, &self.cert_pem)?;
+        if fs::read(&files.ca).ok().as_deref() != Some(self.cert_pem.as_bytes()) {
+            // Others may be reading it already: it must never be seen half written.
+            let fresh = dir.join(format!("{name}.ca.new"));
+            fs::write(&fresh, &self.cert_pem)?;
+            fs::rename(&fresh, &files.ca)?;
+        }
         fs::write(&files.cert, cert)?;
         let mut file = fs::OpenOptions::new()
             .write(true)
