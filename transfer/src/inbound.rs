@@ -16,6 +16,7 @@ mod manager;
 mod repair;
 mod stream;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -98,7 +99,7 @@ pub struct InboundCounters {
 
 enum Command {
     Parents(Vec<Peer>, StreamChoice),
-    /// Fetch what is missing now, from another parent than the present or last one.
+    /// Something is missing again: leave who is shunned, and look at once.
     Refetch,
 }
 
@@ -125,6 +126,8 @@ struct View {
     /// The parent of the open hop, or of the last one.
     last: Option<NodeName>,
     hop: Option<Arc<hop::InHop>>,
+    /// These delivered chunks that were not the payload's, by FINAL's word: asked last.
+    shunned: BTreeSet<NodeName>,
 }
 
 impl Watcher for Shared {
@@ -201,6 +204,13 @@ impl Inbound {
     pub async fn repair(&self, fin: &Final, manifest: ManifestDigest) -> Result<ChunkSet, Failure> {
         let differ = repair::find(&self.shared, fin, manifest).await?;
         if !differ.is_empty() {
+            {
+                // Before the chunks are missing: then they are looked for at once.
+                let mut view = lock(&self.shared.view);
+                if let Some(last) = view.last.clone() {
+                    view.shunned.insert(last);
+                }
+            }
             let store = self.shared.store.clone();
             let chunks = differ.clone();
             tokio::task::spawn_blocking(move || store.disown(&chunks))

@@ -234,13 +234,14 @@ impl InHop {
             Err(error) => error.to_string(),
         };
         tracing::debug!(parent = %self.peer.node, why, "hop ended");
-        lock(&self.state).ended = Some(why);
-        self.shared.changed.notify_one();
         while let Some(joined) = kept_up.join_next().await {
             if joined.is_err() {
                 tracing::error!("a receiving task panicked");
             }
         }
+        // Only now: whoever comes next must find no chunk owned by a thread of this hop.
+        lock(&self.state).ended = Some(why);
+        self.shared.changed.notify_one();
     }
 
     /// Says what is here, page by page, and in which way the rest is wanted.

@@ -306,9 +306,10 @@ impl Manager {
                 asked.push(peer.clone());
             }
         }
+        let disowned = lock(&self.shared.view).shunned.clone();
         asked.sort_by_key(|peer| {
             (
-                self.shunned.contains(&peer.node),
+                self.shunned.contains(&peer.node) || disowned.contains(&peer.node),
                 self.faded.iter().position(|node| *node == peer.node),
             )
         });
@@ -381,12 +382,12 @@ impl Manager {
                 self.replanned = self.current.as_ref().is_some_and(|current| !stays(current));
             }
             Command::Refetch => {
-                // Who delivered last is avoided, and so is who stands there now.
                 self.complete = false;
-                if let Some(last) = lock(&self.shared.view).last.clone() {
-                    self.shunned.insert(last);
+                let shunned = lock(&self.shared.view).shunned.clone();
+                let there = self.current.as_ref().or(self.trial.as_ref());
+                if there.is_some_and(|hop| shunned.contains(&hop.peer.node)) {
+                    self.end_hops();
                 }
-                self.end_hops();
                 self.round.next = Instant::now();
                 "its chunks were not those of the payload".clone_into(&mut self.why);
             }

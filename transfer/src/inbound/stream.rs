@@ -55,6 +55,17 @@ impl Slot {
         lock(&self.seen).began = Some(Instant::now());
     }
 
+    /// Does what is not the network's doing.
+    fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        lock(&self.seen).writing = Some(Instant::now());
+        let done = work();
+        let mut seen = lock(&self.seen);
+        if let (Some(since), Some(began)) = (seen.writing.take(), seen.began) {
+            seen.began = Some(began + since.elapsed());
+        }
+        done
+    }
+
     /// The chunk under way is whole.
     fn end(&self) {
         let mut seen = lock(&self.seen);
@@ -87,8 +98,10 @@ pub(super) fn end_slow(slots: &[Arc<Slot>], now: Instant) {
 /// What is known of a stream's chunks.
 #[derive(Debug, Clone, Default)]
 struct Seen {
-    /// When the chunk under way began.
+    /// When the chunk under way began, later by the time that its writing took: only the network is judged.
     began: Option<Instant>,
+    /// It is being written at the moment, since then.
+    writing: Option<Instant>,
     /// When the last chunks were whole, and how long they took.
     whole: Vec<(Instant, Duration)>,
 }
@@ -98,7 +111,7 @@ struct Seen {
 /// Only what siblings brought since that chunk began counts: when nothing comes over any stream it is not this one's
 /// fault. Where all siblings have nothing to do there is nothing to wait for, and what they did before counts.
 fn slower(seen: &[Seen], at: usize, now: Instant) -> Option<Duration> {
-    let began = seen[at].began?;
+    let began = seen[at].began.filter(|_| seen[at].writing.is_none())?;
     let siblings = || {
         seen.iter()
             .enumerate()
@@ -178,7 +191,7 @@ impl Receiver<'_> {
             };
             self.fill(block, false)?;
             self.hasher.update(block);
-            claim.write(at, block).map_err(failed)?;
+            self.slot.aside(|| claim.write(at, block)).map_err(failed)?;
             self.block = own;
             at += now;
             self.count(now);
@@ -187,7 +200,10 @@ impl Receiver<'_> {
             self.hop.fail(Fault::Corrupt(header.index));
             return Err(TransferError::Protocol("a chunk's bytes are not its digest's"));
         }
-        claim.keep(header.digest, buffer.map(Arc::new)).map_err(failed)
+        let bytes = buffer.map(Arc::new);
+        self.slot
+            .aside(|| claim.keep(header.digest, bytes))
+            .map_err(failed)
     }
 
     fn drain(&mut self, mut len: usize) -> Result<(), TransferError> {
@@ -216,6 +232,10 @@ impl Receiver<'_> {
         let whole = buf.len();
         let mut last = Instant::now();
         while !buf.is_empty() {
+            // A closed socket still gives what the kernel had received, which may be megabytes.
+            if self.hop.is_over() || self.slot.slow.load(Ordering::Relaxed) {
+                return Err(TransferError::Stopped);
+            }
             match self.conn.read(buf) {
                 Ok(0) if between && buf.len() == whole => return Ok(false),
                 Ok(0) => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
@@ -226,9 +246,6 @@ impl Receiver<'_> {
                 Err(error) => match error.kind() {
                     ErrorKind::Interrupted => {}
                     ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                        if self.hop.is_over() || self.slot.slow.load(Ordering::Relaxed) {
-                            return Err(TransferError::Stopped);
-                        }
                         let within = !between || buf.len() < whole;
                         if within && last.elapsed() > SILENCE {
                             return Err(TransferError::Silent(SILENCE.as_secs()));
@@ -275,6 +292,7 @@ mod tests {
     fn seen(now: Instant, began: Option<u32>, whole: &[u32]) -> Seen {
         Seen {
             began: began.map(|ago| now - MS * ago),
+            writing: None,
             whole: whole.iter().map(|ago| (now - MS * *ago, MS * 10)).collect(),
         }
     }
@@ -285,7 +303,11 @@ mod tests {
         let busy = seen(now, Some(5), &[900, 600, 300]);
         let late = seen(now, Some(1100), &[]);
         assert_eq!(slower(&[busy.clone(), late.clone()], 1, now), Some(MS * 10));
-        assert_eq!(slower(&[busy.clone(), late], 0, now), None);
+        assert_eq!(slower(&[busy.clone(), late.clone()], 0, now), None);
+        // Its own disk is not the stream's fault.
+        let mut writing = late;
+        writing.writing = Some(now);
+        assert_eq!(slower(&[busy.clone(), writing], 1, now), None);
         // Ten times ten milliseconds is not enough: nothing under a second is.
         assert_eq!(slower(&[busy, seen(now, Some(500), &[])], 1, now), None);
     }

@@ -23,6 +23,8 @@ use crate::sync::lock;
 
 /// A child that says nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(10);
+/// What a broken stream has sent waits so long for the child's word.
+const ORPHANED: Duration = Duration::from_secs(2);
 /// Data connections of one hop: no peer chooses our number of threads.
 const MAX_STREAMS: usize = 64;
 
@@ -37,6 +39,8 @@ pub(crate) struct Hop {
     over: AtomicBool,
     ending: CancellationToken,
     streams: Mutex<Vec<Stream>>,
+    /// Streams whose thread has ended, and that the child has not yet said to be over.
+    orphans: Mutex<Vec<(u32, Instant)>>,
 }
 
 struct Stream {
@@ -59,6 +63,7 @@ impl Hop {
             over: AtomicBool::new(false),
             ending: CancellationToken::new(),
             streams: Mutex::default(),
+            orphans: Mutex::default(),
         });
         let watcher: Weak<dyn Watcher> = Arc::<Self>::downgrade(&hop);
         let here = served.store.watch(watcher);
@@ -92,7 +97,7 @@ impl Hop {
         };
         let closer = conn.closer()?;
         let mut streams = lock(&self.streams);
-        streams.retain(|stream| !stream.thread.is_finished());
+        streams.retain(|stream| stream.open || !stream.thread.is_finished());
         if self.is_over() {
             return Err(TransferError::Stopped);
         }
@@ -109,7 +114,7 @@ impl Hop {
                 if let Err(error) = stream::run(&hop, &served, number, conn) {
                     tracing::debug!(child = %hop.child, stream = number, %error, "stream ended");
                 }
-                hop.stream_ended(number);
+                hop.thread_ended(number);
             })?;
         streams.push(Stream {
             number,
@@ -153,7 +158,28 @@ impl Hop {
         self.filled.notify_all();
     }
 
+    /// A stream's thread has ended. If the child has not said so, it may still be reading what the kernel holds: what
+    /// was sent goes to another stream once the child has said that it is done, or after some time.
+    fn thread_ended(&self, number: u32) {
+        if self.is_stream_open(number) {
+            lock(&self.orphans).push((number, Instant::now()));
+        } else {
+            self.stream_ended(number);
+        }
+    }
+
+    /// Puts back what ended streams have sent, where the child has not said anything for too long.
+    fn adopt_orphans(&self) {
+        let late: Vec<_> = lock(&self.orphans)
+            .extract_if(.., |(_, since)| since.elapsed() > ORPHANED)
+            .collect();
+        for (number, _) in late {
+            self.end_stream(number);
+        }
+    }
+
     fn end_stream(&self, number: u32) {
+        lock(&self.orphans).retain(|(other, _)| *other != number);
         if let Some(stream) = lock(&self.streams)
             .iter_mut()
             .find(|stream| stream.number == number)
@@ -267,7 +293,10 @@ impl Hop {
                     said_leaving = true;
                     ToChild::Leaving
                 }
-                _ = second.tick() => ToChild::Beat(served.beat()),
+                _ = second.tick() => {
+                    self.adopt_orphans();
+                    ToChild::Beat(served.beat())
+                }
                 () = self.offers.notified() => {
                     self.offer(served, &mut write).await?;
                     continue;

@@ -159,3 +159,36 @@ async fn a_circle_finds_out_by_itself() {
     bench.published(t1, fin.clone()).await;
     bench.published(t2, fin).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_data_connection_that_breaks_is_dialled_again() {
+    let bench = Bench::insecure(32 * CHUNK);
+    let (n0, n1) = (bench.node("n0"), bench.node("n1"));
+    let target = bench.target(&n1);
+    let mut source = bench.source(&n0, &["n1"]).await;
+    source
+        .source
+        .serving()
+        .set_limit(Some(Rate::from_bytes_per_second(16e6)));
+    let proxy = Proxy::before(n0.plane.addresses()[0], Fault::default()).await;
+    let mut receiving = bench.receive(&n1, target.store(), vec![n0.peer_at(proxy.address)], 2);
+    // One after the other, and again the one that was dialled in its place.
+    let mut snaps = 0;
+    for number in 1..=3 {
+        until("bytes on it", || {
+            proxy
+                .carried()
+                .get(number)
+                .is_some_and(|bytes| *bytes > CHUNK / 2)
+        })
+        .await;
+        proxy.snap(number);
+        snaps += 1;
+    }
+    source.source.serving().set_limit(None);
+    let events = receiving.complete().await;
+    assert_eq!(parents(&events), ["n0"], "the hop itself stood: {events:?}");
+    let twice = receiving.inbound.counters().bytes_received - bench.size();
+    assert!(twice <= snaps * CHUNK, "{twice} bytes came twice");
+    bench.published(target, source.fin().await).await;
+}

@@ -125,7 +125,7 @@ async fn exactly_the_missing_chunks_are_sent() {
         }
     }
     let mut source = bench.source(&n0, &["n1"]).await;
-    let mut receiving = bench.receive(&n1, target.store(), vec![n0.peer()], 3);
+    let mut receiving = bench.receive(&n1, target.store(), vec![n0.peer()], 1);
     receiving.complete().await;
     assert_eq!(receiving.inbound.counters().bytes_received, missing);
     assert_eq!(source.source.counters().serving.bytes_sent, missing);
@@ -145,7 +145,7 @@ async fn an_older_copy_saves_what_it_has() {
     fs::write(&path, &old).unwrap();
     let target = bench.target_if(&n1, IfExists::Replace);
     let mut source = bench.source(&n0, &["n1"]).await;
-    let mut receiving = bench.receive(&n1, target.store(), vec![n0.peer()], 2);
+    let mut receiving = bench.receive(&n1, target.store(), vec![n0.peer()], 1);
     receiving.complete().await;
     assert_eq!(receiving.inbound.counters().bytes_received, 2 * CHUNK);
     bench.published(target, source.fin().await).await;
@@ -247,4 +247,15 @@ async fn strangers_to_the_plan_find_two_places_and_the_source_takes_the_rest() {
     assert_eq!(parents, [name("n1"), name("n1"), name("n0")]);
     assert_eq!(serving.counters().children, 2);
     source.source.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sources_own_node_gets_a_copy_like_any_target() {
+    let bench = Bench::tls(10 * CHUNK + 3);
+    let n0 = bench.node("n0");
+    let mut source = bench.source(&n0, &["n0"]).await;
+    let target = bench.target(&n0);
+    let mut receiving = bench.receive(&n0, target.store(), vec![n0.peer()], 2);
+    assert_eq!(receiving.parents().await, ["n0"]);
+    bench.published(target, source.fin().await).await;
 }

@@ -25,6 +25,8 @@ pub(crate) struct Proxy {
 struct Inner {
     to: SocketAddr,
     fault: Fault,
+    /// Ends these connections, by number.
+    snapped: Mutex<Vec<CancellationToken>>,
     /// Bytes from the parent, by connection.
     carried: Mutex<Vec<Arc<AtomicU64>>>,
     frozen: CancellationToken,
@@ -38,6 +40,7 @@ impl Proxy {
         let inner = Arc::new(Inner {
             to,
             fault,
+            snapped: Mutex::default(),
             carried: Mutex::default(),
             frozen: CancellationToken::new(),
             cut: CancellationToken::new(),
@@ -66,6 +69,11 @@ impl Proxy {
         self.inner.cut.cancel();
     }
 
+    /// Ends one connection.
+    pub(crate) fn snap(&self, number: usize) {
+        self.inner.snapped.lock().unwrap()[number].cancel();
+    }
+
     /// Bytes from the parent so far, by connection in the order of their coming.
     pub(crate) fn carried(&self) -> Vec<u64> {
         let carried = self.inner.carried.lock().unwrap();
@@ -84,11 +92,13 @@ impl Drop for Proxy {
 
 impl Inner {
     async fn forward(self: Arc<Self>, child: TcpStream) {
-        let (number, count) = {
+        let (number, count, snapped) = {
             let mut carried = self.carried.lock().unwrap();
             let count = Arc::new(AtomicU64::new(0));
             carried.push(count.clone());
-            (carried.len() - 1, count)
+            let snapped = CancellationToken::new();
+            self.snapped.lock().unwrap().push(snapped.clone());
+            (carried.len() - 1, count, snapped)
         };
         let Ok(parent) = TcpStream::connect(self.to).await else {
             return;
@@ -105,6 +115,7 @@ impl Inner {
         let upward = AtomicU64::new(0);
         tokio::select! {
             () = self.cut.cancelled() => {}
+            () = snapped.cancelled() => {}
             () = self.copy(from_parent, to_child, rate, &count) => {}
             () = self.copy(from_child, to_parent, None, &upward) => {}
         }
