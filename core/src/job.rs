@@ -41,6 +41,8 @@ pub const CONNECT_GRACE: Duration = Duration::from_secs(5);
 pub const SOURCE_LOST: Duration = Duration::from_secs(60);
 /// Unfit targets are asked again this often.
 pub const PROBE_EVERY: Duration = Duration::from_secs(30);
+/// What the targets have of a job that lost its source is kept so long.
+pub const KEEP: Duration = Duration::from_secs(24 * 3600);
 /// An order that a connected agent has not applied is sent again after this.
 pub const RESEND: Duration = Duration::from_secs(5);
 /// Remarks kept; older ones are dropped.
@@ -261,6 +263,11 @@ impl Job {
             }
             job.record.phase = Phase::Queued;
             job.record.manifest = None;
+        }
+        if !job.record.phase.is_ended() {
+            // Agents say their answers again: none may be taken for the answer to a question of this epoch.
+            job.record.version = job.record.version.next();
+            job.dirty_record = true;
         }
         job.index_children();
         job

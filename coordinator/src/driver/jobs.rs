@@ -168,15 +168,7 @@ impl Driver {
             ));
         }
         let drafted = submit::draft(submit, &self.setup.topology, &self.answers)?;
-        let mut key = [0; 32];
-        getrandom::fill(&mut key).map_err(|error| {
-            Failure::new(
-                Code::Internal,
-                format!("no random numbers: {error}"),
-                "look at the coordinator's host",
-            )
-        })?;
-        let spec = drafted.spec(JobKey(key), self.setup.hash, self.setup.encrypted);
+        let spec = drafted.spec(JobKey(random()?), self.setup.hash, self.setup.encrypted);
         tracing::info!(job = %id, name = spec.name(), source = %spec.source, targets = spec.targets.len(), "job submitted");
         let older: Vec<(JobId, Vec<NodeName>)> = self
             .jobs
@@ -215,19 +207,23 @@ impl Driver {
         now: Now,
         out: &mut Outbox,
     ) {
-        let id = submit.id;
         let drafted = match submit::draft(submit, &self.setup.topology, &self.answers) {
             Ok(drafted) => drafted,
             Err(failure) => return out.answer(reply, Err(failure)),
         };
-        if self.looks.len() >= LOOKS || self.looks.contains_key(&id) || self.jobs.contains_key(&id) {
-            let failure = Failure::new(
-                Code::Usage,
-                "this dry run is under way already, or too many are",
-                "try again in a moment",
-            );
-            return out.answer(reply, Err(failure));
-        }
+        // An id of its own: agents remember ended jobs, and the client may push under its id afterwards.
+        let id = match random::<16>() {
+            Ok(bytes) if self.looks.len() < LOOKS => JobId::from_random(bytes),
+            Ok(_) => {
+                let failure = Failure::new(
+                    Code::Usage,
+                    "too many dry runs are under way",
+                    "try again in a moment",
+                );
+                return out.answer(reply, Err(failure));
+            }
+            Err(failure) => return out.answer(reply, Err(failure)),
+        };
         let assignment = Assignment {
             job: id,
             epoch: self.epoch,
@@ -378,6 +374,18 @@ impl Driver {
                 }
             }
         }
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N], Failure> {
+    let mut bytes = [0; N];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) => Err(Failure::new(
+            Code::Internal,
+            format!("no random numbers: {error}"),
+            "look at the coordinator's host",
+        )),
     }
 }
 

@@ -14,19 +14,20 @@ use crate::job::Copied;
 use crate::plan::{Plan, PlanError};
 
 /// Two questions to an unfit target are at least so far apart, however often its free space changes.
-const PROBE_PAUSE: Duration = Duration::from_secs(2);
+const PROBE_PAUSE: Duration = Duration::from_secs(5);
 
 impl Job {
     /// Takes an event in. The effects must be performed in their order.
     pub fn apply(&mut self, event: Event, now: Now) -> Vec<Effect> {
         self.now = now;
-        let quiet = matches!(event, Event::Progress(..) | Event::Applied(..));
+        // These come often and seldom change a state.
+        let quiet = matches!(event, Event::Progress(..) | Event::Applied(..) | Event::Space(..));
         self.take(event);
-        // Counters change no state, and there are many of them.
         if !quiet || self.notify == Some(true) {
             self.settle();
         }
-        self.effects(!quiet)
+        let full = !quiet || self.notify == Some(true);
+        self.effects(full)
     }
 
     fn take(&mut self, event: Event) {
@@ -59,6 +60,7 @@ impl Job {
                         .asked_at
                         .map_or(self.now.up, |asked| asked + PROBE_PAUSE);
                     self.live[at].probe_at = Some(pause_ends.max(self.now.up));
+                    self.changed();
                 }
             }
             Event::Applied(node, epoch, version) => {
@@ -99,7 +101,11 @@ impl Job {
                 }
                 self.withdraw_all(&nodes, TargetState::Superseded);
             }
-            Event::Tick => {}
+            Event::Tick => {
+                if self.kept_long_enough() {
+                    self.touch_all();
+                }
+            }
         }
     }
 
@@ -202,7 +208,8 @@ impl Job {
         let for_source = match told.order {
             Order::PrepareSource(_) => true,
             Order::PrepareTarget { .. } => false,
-            _ => return,
+            Order::Run(_) => return self.skipped(node, answer),
+            Order::Release | Order::Cancel => return,
         };
         if for_source {
             if self.record.phase != Phase::Preparing || self.record.manifest.is_some() {
@@ -215,15 +222,18 @@ impl Job {
                     self.note_address(node);
                     self.changed();
                 }
-                Prepared::Unfit(failure) => self.refuse(failure.on(node)),
-                _ => self.refuse(
+                Prepared::Source { .. } => self.refuse(
                     Failure::new(
-                        Code::Internal,
-                        "the source's agent gave no usable answer",
-                        "report this with the agent's log",
+                        Code::SourceKind,
+                        "the payload is larger than 4 PiB",
+                        "push it in parts",
                     )
-                    .on(node),
+                    .on(node)
+                    .at(self.source_path()),
                 ),
+                Prepared::Unfit(failure) => self.refuse(failure.on(node)),
+                // Not an answer to this question.
+                Prepared::Ready { .. } | Prepared::Skipped { .. } => {}
             }
             return;
         }
@@ -241,16 +251,14 @@ impl Job {
         self.live[at].deadline = None;
         match answer {
             Prepared::Ready { path, candidate } => {
-                let exists = self.targets[at]
-                    .failure
-                    .as_ref()
-                    .is_some_and(|f| f.code == Code::Exists);
+                let exists = self.is_occupied(at);
                 self.targets[at].path = path;
                 self.targets[at].candidate = candidate;
                 self.dirty_targets.insert(at);
                 if candidate && exists {
                     // What stands there was compared already and is something else.
                     self.live[at].probe_at = Some(self.now.up + PROBE_EVERY);
+                    self.touch(node);
                 } else {
                     self.set_state(at, TargetState::Ready, None);
                     self.note_address(node);
@@ -262,6 +270,17 @@ impl Job {
             }
             Prepared::Unfit(failure) => self.set_unfit(at, failure),
             Prepared::Source { .. } => {}
+        }
+    }
+
+    /// A target that came back in mid-job was told to run at once, and found that something stands there by now.
+    fn skipped(&mut self, node: &NodeName, answer: Prepared) {
+        if let (Some(at), Prepared::Skipped { path }) = (self.index.get(node).copied(), answer)
+            && self.targets[at].state.is_busy()
+        {
+            self.targets[at].path = path;
+            self.set_state(at, TargetState::Skipped, None);
+            self.rehome();
         }
     }
 
@@ -508,6 +527,14 @@ impl Job {
         live.deadline = Some(self.now.up + PREPARE_DEADLINE);
         let node = self.spec.targets[at].clone();
         self.touch(&node);
+    }
+
+    /// Whether the target is unfit because of other content there.
+    pub(super) fn is_occupied(&self, at: usize) -> bool {
+        self.targets[at]
+            .failure
+            .as_ref()
+            .is_some_and(|failure| failure.code == Code::Exists)
     }
 
     /// Whether the job waits for this unfit target to become fit.
@@ -850,7 +877,7 @@ impl Job {
                     }
                 }
             }
-            _ => return self.resend_at(),
+            _ => times.extend(self.keep_until().filter(|at| *at > self.now.up)),
         }
         times.extend(self.resend_at());
         times.into_iter().min()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Changes, Effect, Job, Phase, RESEND, TargetState, Told};
+use super::{Changes, Effect, Job, KEEP, Phase, RESEND, TargetState, Told};
 use crate::assignment::{Assignment, Order, Peer, Run, SourceSpec, StreamChoice};
 use crate::failure::Code;
 use crate::id::NodeName;
@@ -39,6 +39,10 @@ impl Job {
             },
             Phase::Running | Phase::Finishing | Phase::Open => match (at, state) {
                 (Some(at), Some(TargetState::Unfit)) if self.live[at].probing => prepare(at),
+                // What was reserved for it is of no use, and its next answer must look at the disk anew.
+                (Some(at), Some(TargetState::Unfit)) if !is_source && self.is_occupied(at) => {
+                    Some((Order::Cancel, 0))
+                }
                 (_, Some(TargetState::Cancelled | TargetState::Superseded)) if !is_source => {
                     Some((Order::Cancel, 0))
                 }
@@ -49,17 +53,28 @@ impl Job {
             },
             Phase::Done | Phase::Partial => Some((Order::Release, 0)),
             Phase::Cancelled => Some((Order::Cancel, 0)),
-            // What the targets have is kept: a push of the same payload goes on from there.
-            Phase::Failed if self.failed_by(Code::SourceLost) => None,
+            // What the targets have is kept for some time: a push of the same payload goes on from there.
+            Phase::Failed if self.source_was_lost() && !self.kept_long_enough() => None,
             Phase::Failed => Some((Order::Cancel, 0)),
         }
     }
 
-    fn failed_by(&self, code: Code) -> bool {
+    fn source_was_lost(&self) -> bool {
         self.record
             .failure
             .as_ref()
-            .is_some_and(|failure| failure.code == code && !self.record.refused)
+            .is_some_and(|failure| failure.code == Code::SourceLost && !self.record.refused)
+    }
+
+    /// Until when the partials of a job that lost its source are kept, as [`super::Now::up`].
+    pub(super) fn keep_until(&self) -> Option<Duration> {
+        let ended = self.record.ended_unix_ms.filter(|_| self.source_was_lost())?;
+        let since = Duration::from_millis(self.now.unix_ms.saturating_sub(ended));
+        Some(self.now.up + KEEP.saturating_sub(since))
+    }
+
+    pub(super) fn kept_long_enough(&self) -> bool {
+        self.keep_until().is_some_and(|until| until <= self.now.up)
     }
 
     fn source_spec(&self) -> SourceSpec {

@@ -53,21 +53,33 @@ impl Job {
             .collect()
     }
 
-    /// Whether `node` receives, directly or not, from `root`.
+    /// Whether `node` still needs, directly or not, what `root` sends. Who has all needs nobody.
+    fn needs(&self, node: &NodeName, root: &NodeName) -> bool {
+        let whole = |node: &NodeName| {
+            self.index
+                .get(node)
+                .is_some_and(|at| self.targets[*at].state == TargetState::Published)
+        };
+        self.way_up(node)
+            .take_while(|(at, _)| !whole(at))
+            .any(|(_, parent)| parent == root)
+    }
+
+    /// Whether `node` lies below `root` in the plan.
     fn is_below(&self, node: &NodeName, root: &NodeName) -> bool {
+        self.way_up(node).any(|(_, parent)| parent == root)
+    }
+
+    /// The edges from a node towards the source, each as (child, parent).
+    fn way_up<'a>(&'a self, node: &'a NodeName) -> impl Iterator<Item = (&'a NodeName, &'a NodeName)> {
         let mut at = node;
-        let mut steps = 0;
-        while let Some(parent) = self.parent_of(at) {
-            if parent == root {
-                return true;
-            }
-            steps += 1;
-            if steps > self.targets.len() {
-                return true;
-            }
-            at = parent;
-        }
-        false
+        std::iter::from_fn(move || {
+            let edge = (at, self.parent_of(at)?);
+            at = edge.1;
+            Some(edge)
+        })
+        // A tree is no deeper than it has nodes.
+        .take(self.targets.len() + 1)
     }
 
     /// Gives every child of a node that cannot serve another parent, and brings the fallbacks up to date.
@@ -124,7 +136,7 @@ impl Job {
             .targets
             .iter()
             .enumerate()
-            .filter(|(_, node)| *node != child && self.can_serve(node) && !self.is_below(node, child))
+            .filter(|(_, node)| *node != child && self.can_serve(node) && !self.needs(node, child))
             .filter(|(_, node)| self.hop(node).is_some())
             .min_by_key(|(at, node)| {
                 let whole = self.targets[*at].state == TargetState::Published;
@@ -134,6 +146,15 @@ impl Job {
     }
 
     fn set_parent(&mut self, child: &NodeName, parent: &NodeName) {
+        if self.is_below(parent, child) {
+            // It has all and needs nobody, but a plan is a tree: it takes the child's place.
+            let above = self.parent_of(child).cloned();
+            self.set_edge(parent, &above.unwrap_or_else(|| self.spec.source.clone()));
+        }
+        self.set_edge(child, parent);
+    }
+
+    fn set_edge(&mut self, child: &NodeName, parent: &NodeName) {
         let Some(plan) = &mut self.plan else { return };
         let Some(hop) = plan.hops.iter_mut().find(|hop| hop.child == *child) else {
             return;
@@ -207,8 +228,7 @@ impl Job {
     pub(super) fn join(&mut self, at: usize) {
         let child = self.spec.targets[at].clone();
         let planned = self.hop(&child);
-        let good =
-            planned.is_some_and(|hop| self.can_serve(&hop.parent) && !self.is_below(&hop.parent, &child));
+        let good = planned.is_some_and(|hop| self.can_serve(&hop.parent) && !self.needs(&hop.parent, &child));
         if !good {
             let parent = if child == self.spec.source {
                 child.clone()
@@ -271,8 +291,8 @@ impl Job {
             return;
         }
         self.remark(format!("{child} moved from {from} to {to}: {why}"));
-        // A plan must be a tree; should the child be right all the same, its next report says so.
-        if !self.is_below(to, child) {
+        // Two that wait for each other would wait for ever; the child finds out by itself and moves on.
+        if !self.needs(to, child) {
             self.set_parent(child, to);
             self.refresh();
         }
