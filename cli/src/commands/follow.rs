@@ -8,7 +8,7 @@ use crate::client::Watch;
 use crate::error::Error;
 use crate::event::{Differ, Event};
 use crate::exit;
-use crate::render::Render;
+use crate::render::{self, Render};
 use crate::view::Job;
 
 /// What a watching command waits for.
@@ -74,10 +74,14 @@ pub(crate) fn conclude(job: Job, until: Until, render: &mut dyn Render) -> Resul
     if !exit::is_finished(exit) {
         return Err(Error::Job(Box::new(job)));
     }
+    let job = Box::new(job);
     render.event(&Event::Finished {
-        job: Box::new(job),
+        job: job.clone(),
         exit,
     })?;
+    if exit != exit::DONE {
+        render::shortfall(&job);
+    }
     Ok(exit)
 }
 

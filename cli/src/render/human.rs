@@ -11,6 +11,7 @@ use stage_core::units::{ByteCount, show_time};
 
 use super::{Render, table};
 use crate::event::Event;
+use crate::exit;
 use crate::view::{Job, JobState, Node, NodeState};
 
 /// Writes events as lines.
@@ -50,7 +51,13 @@ impl<W: Write> Render for Lines<W> {
             }
             Event::Remark { text, .. } if self.each => writeln!(self.out, "{text}")?,
             Event::Node { .. } | Event::Remark { .. } | Event::Progress(_) => {}
-            Event::Finished { job, .. } => end(&mut self.out, job)?,
+            Event::Finished { job, exit } => {
+                end(&mut self.out, job)?;
+                // Else it is an error, which is told on standard error in every form.
+                if *exit == exit::DONE {
+                    shortfall(&mut self.out, job)?;
+                }
+            }
             Event::Compared(compared) => writeln!(
                 self.out,
                 "compared by {}: {} equal to the original",
@@ -163,7 +170,7 @@ fn cause_on(failure: &Failure, node: &Node) -> String {
     cause(&failure)
 }
 
-/// The end of a job: table, forecast against actual, digest, what the source had to do.
+/// A job as it is: table, forecast against actual, digest, what the source had to do.
 pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
     writeln!(
         out,
@@ -216,6 +223,11 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
             job.source_bytes_read, job.source_bytes_sent
         )?;
     }
+    Ok(())
+}
+
+/// What is missing from a job, why, and what to do about it.
+pub(crate) fn shortfall(out: &mut impl Write, job: &Job) -> io::Result<()> {
     if let Some(failure) = &job.failure {
         writeln!(out, "why: {}", cause(failure))?;
         if !failure.hint.is_empty() {
@@ -321,7 +333,14 @@ mod tests {
         failure.short_by = Some(ByteCount(9 << 30));
         failure.message = "too little space: short by 9.00 GiB".to_owned();
         let open = finished(vec![published("n1", "n0"), unfit("n2"), worse]);
-        insta::assert_snapshot!(shown(&[Event::Finished { job: Box::new(open), exit: 5 }]), @"
+        let mut out = shown(&[Event::Finished {
+            job: Box::new(open.clone()),
+            exit: 5,
+        }])
+        .into_bytes();
+        out.extend(b"-- and on standard error:\n");
+        shortfall(&mut out, &open).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @"
         open: genome.db (1.00 GiB), 1 of 3 targets published, after 9.10 s
          node  state          rate  parent  streams  seconds  checksum
          n1    published  122 MB/s  n0            1     8.80  ok 0123456789ab
@@ -329,6 +348,7 @@ mod tests {
          n3    unfit             -  -             -        -  -
         sha256 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
         source n0 read 1.00 GiB and sent 1.00 GiB
+        -- and on standard error:
         unfit: n[2-3]: too little space: short by 3.00 GiB to 9.00 GiB
           next: free space under /scratch/stage, the push then goes on by itself
         the job stays open and fills what is missing: follow it with `stage status 11111111-1111-1111-1111-111111111111 --watch`, end it with `stage cancel 11111111-1111-1111-1111-111111111111`

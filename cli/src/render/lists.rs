@@ -56,7 +56,10 @@ pub(crate) fn job(form: Form, job: &Job) -> io::Result<()> {
     match form {
         Form::Json => json::write(&mut out, &JobLine::of(job)),
         Form::Quiet => Ok(()),
-        Form::Human => human::end(&mut out, job),
+        Form::Human => {
+            human::end(&mut out, job)?;
+            human::shortfall(&mut out, job)
+        }
     }
 }
 

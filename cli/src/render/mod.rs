@@ -97,6 +97,18 @@ pub(crate) fn error(form: Form, error: &Error) {
     });
 }
 
+/// What is missing at the proper end of a job that is no success: on standard error, in every form.
+pub(crate) fn shortfall(job: &crate::view::Job) {
+    let mut out = io::stderr().lock();
+    let told = writeln!(
+        out,
+        "stage: job {} is {}: {} of {} targets have {}",
+        job.id, job.state, job.published, job.targets, job.name
+    );
+    // Where standard error is gone too, the exit code is all that is left to say.
+    drop(told.and_then(|()| human::shortfall(&mut out, job)));
+}
+
 /// A usage error that the parser found, for scripts.
 pub(crate) fn usage(error: &Error) {
     let event = Event::Error {
