@@ -8,15 +8,19 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | `apply` | events, and the advance from phase to phase |
+//! | `apply` | events, and what each changes at once |
+//! | `reports` | those that agents and the planner send |
+//! | `advance` | from phase to phase |
 //! | `orders` | what each node should be told |
 //! | `replan` | new parents while the job runs |
 //! | `view` | what people see, and the exit code |
 
+mod advance;
 mod apply;
 mod orders;
 mod record;
 mod replan;
+mod reports;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};

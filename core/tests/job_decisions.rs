@@ -1,0 +1,443 @@
+//! Single decisions of a job that a simulation would meet too seldom to be read from.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use stage_core::assignment::{
+    Assignment, Final, IfExists, Order, Outcome, Place, Prepared, Progress, Run, SourceReport, TargetSpec,
+};
+use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
+use stage_core::failure::{Code, Failure};
+use stage_core::id::{Epoch, JobId, JobKey, NodeName};
+use stage_core::job::{Effect, Event, Job, Now, Phase, Presence, Spec, Standing, TargetState, UnfitRule};
+use stage_core::manifest::Manifest;
+use stage_core::plan::{Facts, plan};
+use stage_core::topology::Topology;
+use stage_core::units::ByteCount;
+
+const CHUNKS: u32 = 8;
+
+fn node(i: usize) -> NodeName {
+    format!("n{i}").parse().unwrap()
+}
+
+/// A chain n0 → n1 → … and what its nodes were told last.
+struct Push {
+    job: Job,
+    topology: Topology,
+    now: u64,
+    told: BTreeMap<NodeName, Assignment>,
+}
+
+impl Push {
+    /// `n1` to `n{targets}`, all of whom are up.
+    fn new(targets: usize, change: impl FnOnce(&mut Spec, &mut BTreeMap<NodeName, Standing>)) -> Self {
+        let text = format!(
+            "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"n[0-{targets}]\"\n\
+             address = \"10.0.0.[1-{}]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n[roots]\nscratch = \"/s\"\n",
+            targets + 1
+        );
+        let mut spec = Spec {
+            id: JobId::from_random([3; 16]),
+            key: JobKey([1; 32]),
+            hash: ChunkHash::Blake3,
+            source: node(0),
+            path: b"/d/x".to_vec(),
+            target: TargetSpec {
+                place: Place::Root {
+                    root: None,
+                    dir: Vec::new(),
+                },
+                name: b"x".to_vec(),
+                if_exists: IfExists::Fail,
+            },
+            targets: (1..=targets).map(node).collect(),
+            shape: "chain".parse().unwrap(),
+            streams: None,
+            limit: None,
+            source_limit: None,
+            unfit: UnfitRule::Wait,
+            wait_for: Duration::from_secs(3600),
+            expect: None,
+            encrypted: false,
+        };
+        let mut standing = (0..=targets)
+            .map(|i| {
+                let standing = Standing {
+                    presence: Presence::Up,
+                    drained: false,
+                    addresses: vec![format!("10.0.0.{}:7701", i + 1).parse().unwrap()],
+                };
+                (node(i), standing)
+            })
+            .collect();
+        change(&mut spec, &mut standing);
+        let now = 60;
+        let time = Now {
+            up: Duration::from_secs(now),
+            unix_ms: now * 1000,
+        };
+        let mut push = Self {
+            job: Job::new(spec, Epoch(1), standing, time),
+            topology: Topology::parse("t", &text).unwrap(),
+            now,
+            told: BTreeMap::new(),
+        };
+        push.apply(Event::Start);
+        push
+    }
+
+    fn apply(&mut self, event: Event) {
+        let time = Now {
+            up: Duration::from_secs(self.now),
+            unix_ms: self.now * 1000,
+        };
+        for effect in self.job.apply(event, time) {
+            match effect {
+                Effect::Send(node, assignment) => {
+                    self.told.insert(node, assignment);
+                }
+                Effect::Plan(request) => {
+                    let answer = plan(&self.topology, &request, &Facts::default());
+                    self.apply(Event::Planned(answer));
+                }
+                Effect::Persist(_) | Effect::Wake(_) | Effect::Notify(_) => {}
+            }
+        }
+    }
+
+    fn later(&mut self, seconds: u64) {
+        self.now += seconds;
+        self.apply(Event::Tick);
+    }
+
+    fn answer(&mut self, i: usize, prepared: Prepared) {
+        let version = self.told[&node(i)].version;
+        self.apply(Event::Prepared(node(i), version, prepared));
+    }
+
+    fn ready(&mut self, i: usize) {
+        self.answer(
+            i,
+            Prepared::Ready {
+                path: "/s/x".to_owned(),
+                candidate: false,
+            },
+        );
+    }
+
+    /// Source and targets answer, and all run.
+    fn run(targets: usize) -> Self {
+        let mut push = Self::new(targets, |_, _| ());
+        push.look();
+        (1..=targets).for_each(|i| push.ready(i));
+        assert_eq!(push.job.phase(), Phase::Running);
+        push
+    }
+
+    fn look(&mut self) {
+        let manifest = Manifest::single_file(ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
+        self.answer(0, Prepared::Source { manifest });
+    }
+
+    fn finish(&mut self) {
+        self.apply(Event::Source(
+            node(0),
+            SourceReport::Final(Final {
+                root: RootDigest([7; 32]),
+                chunks: CHUNKS,
+            }),
+        ));
+        self.apply(Event::Source(node(0), SourceReport::Sha256(FileDigest([9; 32]))));
+    }
+
+    fn publish(&mut self, i: usize) {
+        let outcome = Outcome::Published {
+            path: "/s/x".to_owned(),
+            already: false,
+            bytes_received: 1,
+            took: Duration::from_secs(1),
+        };
+        self.apply(Event::Outcome(node(i), outcome));
+    }
+
+    fn run_of(&self, i: usize) -> &Run {
+        match &self.told[&node(i)].order {
+            Order::Run(run) => run,
+            other => panic!("n{i} was told {other:?}"),
+        }
+    }
+
+    fn parents(&self, i: usize) -> Vec<String> {
+        self.run_of(i)
+            .parents
+            .iter()
+            .map(|peer| peer.node.to_string())
+            .collect()
+    }
+
+    fn children(&self, i: usize) -> Vec<String> {
+        self.run_of(i).children.iter().map(ToString::to_string).collect()
+    }
+
+    fn state(&self, i: usize) -> TargetState {
+        self.job.targets()[i - 1].state
+    }
+}
+
+fn failure(code: Code) -> Failure {
+    Failure::new(code, "so it is", "do something")
+}
+
+#[test]
+fn children_of_a_node_that_leaves_or_dies_move_to_its_parent() {
+    let mut push = Push::run(4);
+    assert_eq!(push.parents(3), ["n2", "n1", "n0"]);
+    push.apply(Event::Leaving(node(2)));
+    assert_eq!(push.parents(3), ["n1", "n0"]);
+    assert_eq!(push.parents(4), ["n3", "n1", "n0"]);
+    assert_eq!(push.children(1), ["n2", "n3"]);
+    assert!(push.children(2).is_empty());
+    assert_eq!(push.state(2), TargetState::Receiving);
+
+    push.apply(Event::Away(node(2)));
+    assert_eq!(push.state(2), TargetState::Unfit);
+    assert_eq!(push.children(1), ["n3"]);
+
+    // Back with what it had: it goes on at once, without being asked again.
+    let addresses = vec!["10.0.9.9:7701".parse().unwrap()];
+    push.apply(Event::Up {
+        node: node(2),
+        addresses,
+        held: true,
+    });
+    assert_eq!(push.state(2), TargetState::Receiving);
+    assert_eq!(push.parents(2), ["n1", "n0"]);
+    assert_eq!(push.children(1), ["n2", "n3"]);
+    push.finish();
+    (1..=4).for_each(|i| push.publish(i));
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Done, 0));
+}
+
+#[test]
+fn a_child_that_moved_by_itself_is_followed_but_never_in_a_ring() {
+    let mut push = Push::run(4);
+    let moved = |child: usize, to: usize| Event::Moved {
+        node: node(child),
+        from: node(child - 1),
+        to: node(to),
+        why: "silent".to_owned(),
+    };
+    push.apply(moved(3, 1));
+    assert_eq!(push.parents(3), ["n1", "n0"]);
+    assert_eq!(push.children(1), ["n2", "n3"]);
+    let before = push.job.plan().cloned();
+    push.apply(moved(3, 4));
+    assert_eq!(push.job.plan().cloned(), before, "n4 receives from n3");
+    assert_eq!(push.job.record().remarks.len(), 2);
+
+    // Who has all needs nobody: then it may serve who was above it.
+    push.finish();
+    push.publish(4);
+    push.apply(moved(3, 4));
+    assert_eq!(push.parents(3)[0], "n4");
+    let plan = push.job.plan().unwrap();
+    assert_eq!(plan.hop(&node(4)).unwrap().parent, node(1), "it takes its place");
+}
+
+#[test]
+fn two_children_that_got_damaged_chunks_end_a_parents_serving() {
+    let mut push = Push::run(4);
+    let corrupt = |child: usize| Event::Corrupt {
+        node: node(child),
+        parent: node(2),
+        chunk: 5,
+    };
+    push.apply(corrupt(3));
+    push.apply(corrupt(3));
+    assert_eq!(push.parents(3), ["n2", "n1", "n0"], "one child may be mistaken");
+    push.apply(corrupt(4));
+    assert_eq!(push.parents(3), ["n1", "n0"]);
+    assert_eq!(push.parents(4), ["n3", "n1", "n0"]);
+    assert!(push.children(2).is_empty());
+    assert_eq!(
+        push.job.record().remarks.len(),
+        4,
+        "{:?}",
+        push.job.record().remarks
+    );
+    // Not the source: without it nothing would go on.
+    for child in [1, 3] {
+        push.apply(Event::Corrupt {
+            node: node(child),
+            parent: node(0),
+            chunk: 1,
+        });
+    }
+    assert!(!push.job.record().quarantined.contains(&node(0)));
+}
+
+#[test]
+fn a_lost_source_keeps_partials_for_a_day() {
+    let mut push = Push::run(2);
+    push.apply(Event::Away(node(0)));
+    push.later(59);
+    assert_eq!(push.job.phase(), Phase::Running);
+    push.later(1);
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Failed, 6));
+    assert_eq!(push.job.record().failure.as_ref().unwrap().code, Code::SourceLost);
+    assert!(
+        matches!(push.told[&node(1)].order, Order::Run(_)),
+        "neither cancelled nor released"
+    );
+    push.later(24 * 3600);
+    assert!(matches!(push.told[&node(1)].order, Order::Cancel));
+}
+
+#[test]
+fn after_final_holders_go_on_without_the_source() {
+    let mut push = Push::run(3);
+    push.apply(Event::Source(
+        node(0),
+        SourceReport::Final(Final {
+            root: RootDigest([7; 32]),
+            chunks: CHUNKS,
+        }),
+    ));
+    push.apply(Event::Outcome(node(1), Outcome::Failed(failure(Code::Io))));
+    assert_eq!(push.parents(2), ["n0"]);
+    push.publish(3);
+    push.apply(Event::Away(node(0)));
+    assert_eq!(push.parents(2)[0], "n3");
+    push.later(60);
+    assert_eq!(push.job.phase(), Phase::Running);
+    push.publish(2);
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Partial, 5));
+    assert_eq!(push.job.record().sha256, None);
+}
+
+#[test]
+fn no_copy_counts_before_final() {
+    let mut push = Push::run(1);
+    push.publish(1);
+    assert_eq!(push.state(1), TargetState::Verified);
+    push.finish();
+    assert_eq!(push.state(1), TargetState::Published);
+    let mut push = Push::run(1);
+    push.publish(1);
+    push.apply(Event::Source(
+        node(0),
+        SourceReport::Failed(failure(Code::SourceChanged)),
+    ));
+    assert_eq!((push.state(1), push.job.exit()), (TargetState::Failed, 6));
+}
+
+#[test]
+fn waiting_ends_with_wait_for() {
+    let mut push = Push::new(2, |spec, standing| {
+        spec.wait_for = Duration::from_secs(100);
+        standing.get_mut(&node(2)).unwrap().presence = Presence::Away;
+    });
+    push.look();
+    push.ready(1);
+    push.finish();
+    push.publish(1);
+    assert_eq!((push.job.phase(), push.job.is_settled()), (Phase::Open, true));
+    assert!(matches!(push.told[&node(1)].order, Order::Run(_)));
+    push.later(100);
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Partial, 5));
+    assert_eq!(push.told[&node(1)].order, Order::Release);
+    assert_eq!(push.told[&node(0)].order, Order::Release);
+}
+
+#[test]
+fn room_that_was_made_is_noticed() {
+    let mut push = Push::new(2, |_, _| ());
+    push.look();
+    push.ready(1);
+    push.answer(2, Prepared::Unfit(failure(Code::NoSpace)));
+    assert_eq!(push.state(2), TargetState::Unfit);
+    let asked = push.told[&node(2)].version;
+    push.apply(Event::Space(node(2)));
+    push.later(5);
+    assert!(push.told[&node(2)].version > asked, "it is asked again");
+    push.ready(2);
+    assert_eq!(push.state(2), TargetState::Receiving);
+    assert!(!push.parents(2).is_empty());
+}
+
+#[test]
+fn other_content_is_let_be_until_it_is_gone() {
+    let mut push = Push::run(2);
+    push.apply(Event::Outcome(node(2), Outcome::Unfit(failure(Code::Exists))));
+    assert_eq!(push.told[&node(2)].order, Order::Cancel, "nothing stays reserved");
+    let candidate = |push: &mut Push, candidate| {
+        push.later(30);
+        push.answer(
+            2,
+            Prepared::Ready {
+                path: "/s/x".to_owned(),
+                candidate,
+            },
+        );
+    };
+    candidate(&mut push, true);
+    assert_eq!(push.state(2), TargetState::Unfit);
+    assert_eq!(push.told[&node(2)].order, Order::Cancel);
+    candidate(&mut push, false);
+    assert_eq!(push.state(2), TargetState::Receiving);
+}
+
+#[test]
+fn nothing_changes_by_counters_alone() {
+    let mut push = Push::run(2);
+    let told = push.told.clone();
+    for chunks in [1, CHUNKS, CHUNKS - 1, CHUNKS] {
+        let progress = Progress {
+            chunks,
+            ..Progress::default()
+        };
+        push.apply(Event::Progress(node(1), progress));
+    }
+    assert_eq!(push.state(1), TargetState::Verified);
+    assert_eq!(push.told, told);
+}
+
+#[test]
+fn an_order_is_told_again_until_it_is_applied() {
+    let mut push = Push::run(1);
+    let run = push.told.remove(&node(1)).unwrap();
+    push.later(5);
+    assert_eq!(push.told[&node(1)], run, "the same, under the same number");
+    push.apply(Event::Applied(node(1), Epoch(1), run.version));
+    push.told.clear();
+    push.later(5);
+    assert!(!push.told.contains_key(&node(1)));
+}
+
+#[test]
+fn the_exit_code_follows_the_targets() {
+    for (outcome, exit) in [
+        (Outcome::Failed(failure(Code::Io)), 5),
+        (Outcome::Unfit(failure(Code::NoSpace)), 5),
+    ] {
+        let mut push = Push::run(2);
+        push.finish();
+        push.publish(1);
+        push.apply(Event::Outcome(node(2), outcome));
+        assert!(push.job.is_settled());
+        assert_eq!(push.job.exit(), exit);
+    }
+    let mut push = Push::run(1);
+    push.apply(Event::Outcome(node(1), Outcome::Failed(failure(Code::Io))));
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Failed, 6));
+    let mut push = Push::run(2);
+    push.apply(Event::Cancel(Some(vec![node(1)])));
+    assert_eq!(push.told[&node(1)].order, Order::Cancel);
+    assert_eq!(push.parents(2), ["n0"]);
+    push.finish();
+    push.publish(2);
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Partial, 5));
+}
