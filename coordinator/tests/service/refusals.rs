@@ -143,3 +143,71 @@ async fn a_topology_with_errors_says_all_of_them() {
     assert!(!errors.is_empty());
     assert!(!dir.path().join("state").exists());
 }
+
+#[tokio::test]
+async fn certificates_say_who_may_what() {
+    use stage_net::authority::Authority;
+    use stage_net::{Net, Role};
+    use stage_proto::v1::agent_message::Body;
+    use stage_proto::v1::coordinator_message::Body as Down;
+
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new("c1").unwrap();
+    let net = |role: Role| {
+        let files = authority.write(dir.path(), role).unwrap();
+        Net::tls(&files.ca, &files.cert, &files.key).unwrap()
+    };
+    let topology = dir.path().join("topology.toml");
+    let text = "[cluster]\nname = \"c1\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"n[0-1]\"\n\
+                address = \"127.0.0.[10-11]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n[roots]\nscratch = \"/s\"\n";
+    std::fs::write(&topology, text).unwrap();
+    let config = stage_coordinator::Config {
+        topology,
+        listen: "127.0.0.1:0".parse().unwrap(),
+        state: dir.path().join("state"),
+        chunk_hash: Default::default(),
+    };
+    let coordinator = stage_coordinator::Coordinator::start(config, net(Role::Coordinator))
+        .await
+        .unwrap();
+    let url = format!("https://{}", coordinator.address()).parse().unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let server = tokio::spawn(coordinator.run(stop.clone()));
+    let alice = stage_net::grpc::connect(&net(Role::Operator("alice".to_owned())), &url)
+        .await
+        .unwrap();
+    let n1 = stage_net::grpc::connect(&net(Role::Node("n1".parse().unwrap())), &url)
+        .await
+        .unwrap();
+
+    let nodes = || v1::NodesRequest {
+        hello: Some(stage_proto::version::hello()),
+    };
+    let operator = v1::operator_client::OperatorClient::new;
+    assert!(operator(alice.clone()).nodes(nodes()).await.is_ok());
+    let denied = operator(n1.clone()).nodes(nodes()).await.unwrap_err();
+    assert_eq!(denied.code(), Code::PermissionDenied);
+
+    let register = |node: &str| {
+        let body = Some(Body::Register(register(node)));
+        tokio_stream::iter([v1::AgentMessage { body }])
+    };
+    let fleet = v1::fleet_client::FleetClient::new;
+    let denied = fleet(alice).session(register("n1")).await.unwrap_err();
+    assert_eq!(denied.code(), Code::PermissionDenied);
+    let first = async |node: &str| {
+        let mut down = fleet(n1.clone())
+            .session(register(node))
+            .await
+            .unwrap()
+            .into_inner();
+        down.message().await.unwrap().unwrap().body.unwrap()
+    };
+    match first("n0").await {
+        Down::Refused(failure) => assert_eq!(failure.code, "denied"),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(first("n1").await, Down::Welcome(_)));
+    stop.cancel();
+    server.await.unwrap().unwrap();
+}
