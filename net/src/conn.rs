@@ -244,6 +244,11 @@ impl Write for BlockingConn {
 pub struct Closer(StdTcpStream);
 
 impl Closer {
+    /// Whether the kernel holds bytes that nobody has read yet: then it is not the peer or the path that is slow.
+    pub fn has_unread(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.0).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Ends the connection: reads and writes under way return at once.
     pub fn close(&self) {
         // A connection that has ended already is what was wanted.
