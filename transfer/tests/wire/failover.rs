@@ -38,7 +38,9 @@ async fn a_flipped_byte_is_never_counted_and_its_sender_is_named() {
         1,
         "{events:?}"
     );
-    assert_eq!(parents(&events), ["n2", "n1"]);
+    // The nearest ancestor, or on a host that is busy the next.
+    assert_eq!(parents(&events)[0], "n2");
+    assert_eq!(parents(&events).len(), 2);
     let fin = source.fin().await;
     for target in [t1, t2, t3] {
         bench.published(target, fin.clone()).await;
@@ -50,11 +52,14 @@ async fn a_child_whose_parent_dies_goes_on_where_it_was() {
     let bench = Bench::insecure(48 * CHUNK);
     let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
     let (t1, t2) = (bench.target(&n1), bench.target(&n2));
-    let serving = bench.serve(&n1, &t1, &["n2"]);
-    serving.set_limit(Some(Rate::from_bytes_per_second(16e6)));
+    let _serving = bench.serve(&n1, &t1, &["n2"]);
     let mut source = bench.source(&n0, &["n1"]).await;
     let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
-    let proxy = Proxy::before(n1.plane.addresses()[0], Fault::default()).await;
+    let fault = Fault {
+        ends_at: Some(8 * CHUNK),
+        ..Fault::default()
+    };
+    let proxy = Proxy::before(n1.plane.addresses()[0], fault).await;
     let streams = 2;
     let mut r2 = bench.receive(
         &n2,
@@ -63,8 +68,6 @@ async fn a_child_whose_parent_dies_goes_on_where_it_was() {
         streams,
     );
     r1.complete().await;
-    until("some chunks", || t2.store().have().len() >= 8).await;
-    proxy.cut();
     let events = r2.complete().await;
     assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
     // Beyond the payload only what each stream had of a chunk when the parent died.
@@ -78,15 +81,16 @@ async fn a_silent_parent_is_left_for_its_fallback() {
     let bench = Bench::tls(24 * CHUNK);
     let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
     let (t1, t2) = (bench.target(&n1), bench.target(&n2));
-    let serving = bench.serve(&n1, &t1, &["n2"]);
-    serving.set_limit(Some(Rate::from_bytes_per_second(8e6)));
+    let _serving = bench.serve(&n1, &t1, &["n2"]);
     let mut source = bench.source(&n0, &["n1"]).await;
     let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
-    let proxy = Proxy::before(n1.plane.addresses()[0], Fault::default()).await;
+    let fault = Fault {
+        freezes_at: Some(4 * CHUNK),
+        ..Fault::default()
+    };
+    let proxy = Proxy::before(n1.plane.addresses()[0], fault).await;
     let mut r2 = bench.receive(&n2, t2.store(), vec![n1.peer_at(proxy.address), n0.peer()], 2);
     r1.complete().await;
-    until("some chunks", || t2.store().have().len() >= 4).await;
-    proxy.freeze();
     let events = r2.complete().await;
     assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
     let silent = events
@@ -102,7 +106,7 @@ async fn a_parent_that_drains_is_left() {
     let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
     let (t1, t2) = (bench.target(&n1), bench.target(&n2));
     let serving = bench.serve(&n1, &t1, &["n2"]);
-    serving.set_limit(Some(Rate::from_bytes_per_second(8e6)));
+    serving.set_limit(Some(Rate::from_bytes_per_second(2e6)));
     let mut source = bench.source(&n0, &["n1"]).await;
     let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
     let mut r2 = bench.receive(&n2, t2.store(), vec![n1.peer(), n0.peer()], 2);
@@ -121,7 +125,7 @@ async fn a_new_plan_moves_the_child_without_a_gap() {
     let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
     let (t1, t2) = (bench.target(&n1), bench.target(&n2));
     let serving = bench.serve(&n1, &t1, &["n2"]);
-    serving.set_limit(Some(Rate::from_bytes_per_second(8e6)));
+    serving.set_limit(Some(Rate::from_bytes_per_second(2e6)));
     let mut source = bench.source(&n0, &["n1", "n2"]).await;
     let mut r1 = bench.receive(&n1, t1.store(), vec![n0.peer()], 2);
     let mut r2 = bench.receive(&n2, t2.store(), vec![n1.peer(), n0.peer()], 2);
@@ -169,7 +173,7 @@ async fn a_data_connection_that_breaks_is_dialled_again() {
     source
         .source
         .serving()
-        .set_limit(Some(Rate::from_bytes_per_second(16e6)));
+        .set_limit(Some(Rate::from_bytes_per_second(4e6)));
     let proxy = Proxy::before(n0.plane.addresses()[0], Fault::default()).await;
     let mut receiving = bench.receive(&n1, target.store(), vec![n0.peer_at(proxy.address)], 2);
     // One after the other, and again the one that was dialled in its place.

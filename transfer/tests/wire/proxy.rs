@@ -15,6 +15,10 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Fault {
     /// The n-th connection (0 is the control connection) carries so many bytes a second.
     pub(crate) slow: Option<(usize, u64)>,
+    /// After so many bytes from the parent nothing is forwarded any more, and nothing closed.
+    pub(crate) freezes_at: Option<u64>,
+    /// After so many bytes from the parent all connections end, and no more are taken.
+    pub(crate) ends_at: Option<u64>,
 }
 
 pub(crate) struct Proxy {
@@ -29,7 +33,8 @@ struct Inner {
     snapped: Mutex<Vec<CancellationToken>>,
     /// Bytes from the parent, by connection.
     carried: Mutex<Vec<Arc<AtomicU64>>>,
-    frozen: CancellationToken,
+    /// Bytes so far, over all connections.
+    sum: AtomicU64,
     cut: CancellationToken,
 }
 
@@ -42,7 +47,7 @@ impl Proxy {
             fault,
             snapped: Mutex::default(),
             carried: Mutex::default(),
-            frozen: CancellationToken::new(),
+            sum: AtomicU64::new(0),
             cut: CancellationToken::new(),
         });
         let accepting = inner.clone();
@@ -57,16 +62,6 @@ impl Proxy {
             }
         });
         Self { address, inner }
-    }
-
-    /// From now on nothing is forwarded, and nothing closed.
-    pub(crate) fn freeze(&self) {
-        self.inner.frozen.cancel();
-    }
-
-    /// Ends all connections and takes no more.
-    pub(crate) fn cut(&self) {
-        self.inner.cut.cancel();
     }
 
     /// Ends one connection.
@@ -86,7 +81,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.cut();
+        self.inner.cut.cancel();
     }
 }
 
@@ -133,13 +128,19 @@ impl Inner {
             let Ok(read) = from.read(&mut buf).await else {
                 return;
             };
-            if self.frozen.is_cancelled() {
+            let sum = self.sum.load(Ordering::Relaxed);
+            if self.fault.freezes_at.is_some_and(|at| sum >= at) {
                 std::future::pending::<()>().await;
+            }
+            if self.fault.ends_at.is_some_and(|at| sum >= at) {
+                self.cut.cancel();
+                return;
             }
             if read == 0 || to.write_all(&buf[..read]).await.is_err() {
                 return;
             }
             count.fetch_add(read as u64, Ordering::Relaxed);
+            self.sum.fetch_add(read as u64, Ordering::Relaxed);
             if let Some(rate) = rate {
                 tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate as f64)).await;
             }
