@@ -1,6 +1,11 @@
 //! The whole system: the real binary as coordinator, agents and command line, as processes on loopback, any user.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::needless_pass_by_value,
+    reason = "tests"
+)]
 
 mod cluster;
 mod faults;

@@ -36,7 +36,7 @@ fn sources_that_cannot_be_sent() {
     // root reads everything, so only another user can be refused.
     if !rustix::process::geteuid().is_root() {
         let secret = cluster.source("secret.db", CHUNK);
-        fs::set_permissions(&secret, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o000)).unwrap();
         let unreadable = cluster.push(&secret, &["--to", "targets"]).expect(4);
         assert_eq!(unreadable.last()["code"], "source_unreadable");
     }
@@ -55,7 +55,7 @@ fn requests_that_mean_nothing() {
     assert_eq!(cluster.push(&source, &["--to", "n1", "--shape", "ring"]).exit, 2);
     cluster
         .push(&source, &["--to", "n1", "--dest", "main:../out"])
-        .expect(4);
+        .expect(2);
     assert!(!cluster.path("out").exists());
     assert!(cluster.listing(1).is_empty());
 }
@@ -185,7 +185,7 @@ fn other_content_at_the_target() {
 fn too_little_space_is_said_before_a_byte_moves() {
     let cluster = Cluster::start(3);
     let huge = cluster.path("huge.db");
-    fs::File::create(&huge).unwrap().set_len(1 << 46).unwrap();
+    fs::File::create(&huge).unwrap().set_len(1 << 43).unwrap();
     let ran = cluster.push(&huge, &["--to", "targets"]).expect(4);
     assert_eq!(ran.last()["event"], "error");
     assert_eq!(ran.node("n1")["error"]["code"], "no_space", "{}", ran.last());
@@ -201,11 +201,13 @@ fn two_agents_cannot_have_one_name() {
     cluster.wait_for("the second one to be refused", || {
         fs::read_to_string(cluster.path("n1.log")).is_ok_and(|log| log.contains("name_taken"))
     });
-    assert_eq!(
-        cluster.states()["n1"]["state"],
-        "up",
-        "the first one keeps its name"
-    );
+    let nodes = cluster.run(&["nodes", "--json"]).events;
+    let states: Vec<_> = nodes
+        .iter()
+        .filter(|n| n["node"] == "n1")
+        .map(|n| text(&n["state"]))
+        .collect();
+    assert_eq!(states, ["up", "refused"], "the first one keeps its name");
     second.kill().unwrap();
     second.wait().unwrap();
     let source = cluster.source("genome.db", CHUNK);

@@ -192,7 +192,7 @@ fn take(
 fn no_space(site: &Site, size: ByteCount, short_by: ByteCount) -> Failure {
     let mut failure = Failure::new(
         Code::NoSpace,
-        format!("not enough space for {size}: {short_by} more are needed"),
+        format!("no space for {size}: short by {short_by}"),
         "make room there, or push to another root",
     )
     .at(site.shown.clone());
