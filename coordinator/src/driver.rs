@@ -104,6 +104,8 @@ pub(crate) struct Driver {
     /// In the order of their submits.
     order: Vec<JobId>,
     looks: BTreeMap<JobId, Look>,
+    /// What agents said of each job among the commands taken together.
+    reports: BTreeMap<JobId, Vec<Event>>,
     planning: JoinSet<(Asker, Result<Plan, PlanError>)>,
     leases_at: Duration,
     fatal: Option<Error>,
@@ -130,6 +132,7 @@ impl Driver {
             jobs: BTreeMap::new(),
             order: Vec::new(),
             looks: BTreeMap::new(),
+            reports: BTreeMap::new(),
             planning: JoinSet::new(),
             leases_at: Duration::ZERO,
             fatal: None,
@@ -179,8 +182,12 @@ impl Driver {
                 }
             }
             for command in commands {
+                if !matches!(command, Command::Report { .. }) {
+                    self.apply_reports(now, &mut out);
+                }
                 self.take(command, now, &mut out);
             }
+            self.apply_reports(now, &mut out);
             self.turn(now, &mut out);
             self.perform(out).await?;
             if let Some(error) = self.fatal.take() {
@@ -313,6 +320,7 @@ impl Driver {
         match report {
             Report::Heartbeat { count, roots } => {
                 if self.fleet.set_roots(&node, roots) {
+                    self.apply_reports(now, out);
                     self.each_job(&node, now, out, || Event::Space(node.clone()));
                 }
                 let beat = v1::Heartbeat {
@@ -322,33 +330,36 @@ impl Driver {
                 out.after.push(After::Send(node, Box::new(Body::Heartbeat(beat))));
             }
             Report::Draining => {
+                self.apply_reports(now, out);
                 tracing::info!(%node, "agent is about to stop");
                 self.fleet.set_leaving(&node);
                 self.each_job(&node, now, out, || Event::Leaving(node.clone()));
             }
-            Report::Applied(job, epoch, version) => {
-                self.apply(job, Event::Applied(node, epoch, version), now, out);
-            }
+            Report::Applied(job, epoch, version) => self.said(job, Event::Applied(node, epoch, version)),
             Report::Prepared(job, version, answer) => {
                 if self.looks.contains_key(&job) {
                     self.seen(job, answer, out);
                 } else {
-                    self.apply(job, Event::Prepared(node, version, answer), now, out);
+                    self.said(job, Event::Prepared(node, version, answer));
                 }
             }
             Report::Progress(job, progress) => {
                 self.measurements.progress(&node, &progress);
-                self.apply(job, Event::Progress(node, progress), now, out);
+                self.said(job, Event::Progress(node, progress));
             }
-            Report::Source(job, report) => self.apply(job, Event::Source(node, report), now, out),
-            Report::Outcome(job, outcome) => self.apply(job, Event::Outcome(node, outcome), now, out),
+            Report::Source(job, report) => self.said(job, Event::Source(node, report)),
+            Report::Outcome(job, outcome) => self.said(job, Event::Outcome(node, outcome)),
             Report::Moved { job, from, to, why } => {
-                self.apply(job, Event::Moved { node, from, to, why }, now, out);
+                self.said(job, Event::Moved { node, from, to, why });
             }
             Report::Corrupt { job, parent, chunk } => {
-                self.apply(job, Event::Corrupt { node, parent, chunk }, now, out);
+                self.said(job, Event::Corrupt { node, parent, chunk });
             }
         }
+    }
+
+    fn said(&mut self, job: JobId, event: Event) {
+        self.reports.entry(job).or_default().push(event);
     }
 
     /// What is due by time alone.

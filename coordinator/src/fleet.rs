@@ -284,7 +284,8 @@ impl Fleet {
         };
         let Some(session) = &agent.session else { return };
         let message = v1::CoordinatorMessage { body: Some(message) };
-        if session.out.try_send(message).is_err() {
+        // A closed one says so by itself.
+        if let Err(mpsc::error::TrySendError::Full(_)) = session.out.try_send(message) {
             tracing::warn!(%node, "the agent does not read what it is told: its session ends");
             agent.session = None;
         }

@@ -238,8 +238,12 @@ impl World {
     }
 
     fn apply(&mut self, event: Event) {
+        self.apply_all(vec![event]);
+    }
+
+    fn apply_all(&mut self, events: Vec<Event>) {
         let Some(mut job) = self.job.take() else { return };
-        let effects = job.apply(event, self.time());
+        let effects = job.apply_all(events, self.time());
         self.job = Some(job);
         let mut request = None;
         for effect in effects {
@@ -571,6 +575,7 @@ impl World {
     fn step(&mut self) {
         self.now += STEP;
         let now = self.now;
+        let mut together = Vec::new();
         while let Some(Reverse((at, serial))) = self.queue.peek().copied() {
             if at > now {
                 break;
@@ -581,11 +586,15 @@ impl World {
                 // What an older session said does not reach a new coordinator.
                 Message::Up(i, session, event) => {
                     if session == self.epoch.0 && self.agents[i].connected {
-                        self.apply(event);
+                        together.push(event);
+                        if self.dice.chance(60) {
+                            self.apply_all(std::mem::take(&mut together));
+                        }
                     }
                 }
             }
         }
+        self.apply_all(together);
         if self.job.is_none() && now >= self.restart_at {
             self.restart();
         }

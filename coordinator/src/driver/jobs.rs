@@ -73,8 +73,19 @@ impl Driver {
             .collect()
     }
 
-    /// Applies an event to a job. One for a job that is not known is dropped: its agent keeps what it has.
+    /// Applies what agents have reported since the last call, for each job at once.
+    pub(super) fn apply_reports(&mut self, now: Now, out: &mut Outbox) {
+        for (id, events) in std::mem::take(&mut self.reports) {
+            self.apply_all(id, events, now, out);
+        }
+    }
+
     pub(super) fn apply(&mut self, id: JobId, event: Event, now: Now, out: &mut Outbox) {
+        self.apply_all(id, vec![event], now, out);
+    }
+
+    /// Applies events to a job. Those for a job that is not known are dropped: its agents keep what they have.
+    fn apply_all(&mut self, id: JobId, events: Vec<Event>, now: Now, out: &mut Outbox) {
         let Some(entry) = self.jobs.get_mut(&id) else {
             return;
         };
@@ -82,7 +93,7 @@ impl Driver {
             entry.wake = None;
         }
         let had_ended = entry.job.phase().is_ended();
-        for effect in entry.job.apply(event, now) {
+        for effect in entry.job.apply_all(events, now) {
             match effect {
                 Effect::Persist(changes) => out.batch.push(Change::Job(id, Box::new(changes))),
                 Effect::Send(node, assignment) => {

@@ -16,14 +16,23 @@ const PROBE_PAUSE: Duration = Duration::from_secs(5);
 impl Job {
     /// Takes an event in. The effects must be performed in their order.
     pub fn apply(&mut self, event: Event, now: Now) -> Vec<Effect> {
+        self.apply_all([event], now)
+    }
+
+    /// Takes events in that came together: what follows is derived once, so that ten thousand answers at a time cost
+    /// little more than one.
+    pub fn apply_all(&mut self, events: impl IntoIterator<Item = Event>, now: Now) -> Vec<Effect> {
         self.now = now;
-        // These come often and seldom change a state.
-        let quiet = matches!(event, Event::Progress(..) | Event::Applied(..) | Event::Space(..));
-        self.take(event);
-        if !quiet || self.notify == Some(true) {
+        let mut full = false;
+        for event in events {
+            // These come often and seldom change a state.
+            full |= !matches!(event, Event::Progress(..) | Event::Applied(..) | Event::Space(..));
+            self.take(event);
+        }
+        full |= self.notify == Some(true);
+        if full {
             self.settle();
         }
-        let full = !quiet || self.notify == Some(true);
         self.effects(full)
     }
 
