@@ -150,6 +150,7 @@ async fn certificates_say_who_may_what() {
     use stage_net::{Net, Role};
     use stage_proto::v1::agent_message::Body;
     use stage_proto::v1::coordinator_message::Body as Down;
+    use tokio_stream::StreamExt as _;
 
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::new("c1").unwrap();
@@ -190,7 +191,8 @@ async fn certificates_say_who_may_what() {
 
     let register = |node: &str| {
         let body = Some(Body::Register(register(node)));
-        tokio_stream::iter([v1::AgentMessage { body }])
+        // It stays open, as an agent's does.
+        tokio_stream::iter([v1::AgentMessage { body }]).chain(tokio_stream::pending())
     };
     let fleet = v1::fleet_client::FleetClient::new;
     let denied = fleet(alice).session(register("n1")).await.unwrap_err();
