@@ -346,3 +346,106 @@ impl Fleet {
         nodes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOPOLOGY: &str = "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"n[0-1]\"\n\
+                            address = \"10.0.0.[1-2]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n[roots]\nscratch = \"/s\"\n";
+
+    fn at(seconds: u64) -> Now {
+        Now {
+            up: Duration::from_secs(seconds),
+            unix_ms: seconds * 1000,
+        }
+    }
+
+    fn registration(instance: u8) -> Registration {
+        Registration {
+            node: "n1".parse().unwrap(),
+            instance: InstanceId::from_random([instance; 16]),
+            version: "1".to_owned(),
+            addresses: vec!["10.0.0.2:7701".parse().unwrap()],
+            roots: Vec::new(),
+            windows: None,
+            jobs: Vec::new(),
+            cluster: None,
+            epoch: Epoch(0),
+        }
+    }
+
+    fn session(id: u64) -> (Session, mpsc::Receiver<v1::CoordinatorMessage>) {
+        let (out, queue) = mpsc::channel(1);
+        let session = Session {
+            id: SessionId(id),
+            out,
+            end: CancellationToken::new(),
+        };
+        (session, queue)
+    }
+
+    #[test]
+    fn a_lease_outlives_its_session_and_ends_with_silence() {
+        let topology = Topology::parse("t", TOPOLOGY).unwrap();
+        let cluster = ClusterId::from_random([1; 16]);
+        let n1 = registration(1).node;
+        let mut fleet = Fleet::new([], at(0));
+        let (first, _queue) = session(1);
+        fleet.register(&registration(1), first, at(1));
+        assert!(
+            fleet.expired(&topology, at(29)).is_empty(),
+            "nobody is away so soon after a start"
+        );
+        assert!(fleet.heard(&n1, SessionId(1), at(29)));
+        let never_came: Vec<NodeName> = vec!["n0".parse().unwrap()];
+        assert_eq!(fleet.expired(&topology, at(30)), never_came);
+
+        assert!(!fleet.closed(&n1, SessionId(1), at(31)), "it may come back");
+        assert_eq!(
+            fleet.standing(&n1, at(31)).presence,
+            Presence::Away,
+            "for a new job it is away at once"
+        );
+        assert_eq!(
+            fleet
+                .admit(&registration(2), &topology, cluster)
+                .unwrap_err()
+                .code,
+            Code::NameTaken
+        );
+        assert!(fleet.admit(&registration(1), &topology, cluster).is_ok());
+        assert!(fleet.expired(&topology, at(38)).is_empty());
+        assert_eq!(fleet.expired(&topology, at(39)), std::slice::from_ref(&n1));
+        assert!(fleet.expired(&topology, at(40)).is_empty(), "told once");
+        assert!(fleet.admit(&registration(2), &topology, cluster).is_ok());
+    }
+
+    #[test]
+    fn an_older_session_has_no_say_and_a_goodbye_is_believed() {
+        let mut fleet = Fleet::new([], at(0));
+        let n1 = registration(1).node;
+        let (first, _old) = session(1);
+        let ended = first.end.clone();
+        fleet.register(&registration(1), first, at(1));
+        let (second, mut queue) = session(2);
+        fleet.register(&registration(1), second, at(2));
+        assert!(ended.is_cancelled(), "the older session is over");
+        assert!(!fleet.heard(&n1, SessionId(1), at(3)));
+        assert!(!fleet.closed(&n1, SessionId(1), at(3)));
+        let beat = v1::coordinator_message::Body::Heartbeat(v1::Heartbeat::default());
+        fleet.send(&n1, beat.clone());
+        assert!(queue.try_recv().is_ok());
+
+        fleet.set_leaving(&n1);
+        assert_eq!(fleet.standing(&n1, at(4)).presence, Presence::Leaving);
+        assert!(fleet.closed(&n1, SessionId(2), at(4)));
+
+        // Who does not read is cut off.
+        let (third, _unread) = session(3);
+        fleet.register(&registration(1), third, at(5));
+        fleet.send(&n1, beat.clone());
+        fleet.send(&n1, beat);
+        assert_eq!(fleet.standing(&n1, at(6)).presence, Presence::Away);
+    }
+}
