@@ -7,15 +7,13 @@ use std::time::Duration;
 use stage_core::assignment::Outcome;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{ClusterId, Epoch, InstanceId, JobId, NodeName};
-use stage_core::job::{Now, Presence, Standing};
+use stage_core::job::{LEASE, Now, Presence, Standing};
 use stage_core::plan::WindowLimits;
 use stage_core::topology::Topology;
 use stage_proto::v1;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// An agent that says nothing for so long is away.
-pub(crate) const LEASE: Duration = Duration::from_secs(10);
 /// In the first moments after a start nobody is declared away in mid-job: nobody's last heartbeat is known.
 pub(crate) const START_GRACE: Duration = Duration::from_secs(30);
 /// A refusal is shown for so long: a refused agent dials again every 30 s.

@@ -41,7 +41,9 @@ pub const PREPARE_DEADLINE: Duration = Duration::from_secs(3);
 pub const SOURCE_DEADLINE: Duration = Duration::from_secs(10);
 /// After a start of the coordinator agents get so long to connect before a submit takes them for away.
 pub const CONNECT_GRACE: Duration = Duration::from_secs(5);
-/// A source that is gone for so long is lost.
+/// An agent that says nothing for so long is away.
+pub const LEASE: Duration = Duration::from_secs(10);
+/// A source that was not heard for so long is lost.
 pub const SOURCE_LOST: Duration = Duration::from_secs(60);
 /// Unfit targets are asked again this often.
 pub const PROBE_EVERY: Duration = Duration::from_secs(30);

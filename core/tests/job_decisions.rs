@@ -283,7 +283,7 @@ fn two_children_that_got_damaged_chunks_end_a_parents_serving() {
 fn a_lost_source_keeps_partials_for_a_day() {
     let mut push = Push::run(2);
     push.apply(Event::Away(node(0)));
-    push.later(59);
+    push.later(49);
     assert_eq!(push.job.phase(), Phase::Running);
     push.later(1);
     assert_eq!((push.job.phase(), push.job.exit()), (Phase::Failed, 6));

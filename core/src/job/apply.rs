@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::advance::away;
 use super::{
-    Effect, Event, Job, Now, PREPARE_DEADLINE, PROBE_EVERY, Phase, Presence, TargetState, UnfitRule,
+    Effect, Event, Job, LEASE, Now, PREPARE_DEADLINE, PROBE_EVERY, Phase, Presence, TargetState, UnfitRule,
 };
 use crate::chunk::Layout;
 use crate::failure::{Code, Failure};
@@ -173,7 +173,8 @@ impl Job {
     fn went_away(&mut self, node: &NodeName) {
         self.standing.entry(node.clone()).or_default().presence = Presence::Away;
         if *node == self.spec.source && self.source_gone_since.is_none() {
-            self.source_gone_since = Some(self.now.up);
+            // It has been silent for a lease already.
+            self.source_gone_since = Some(self.now.up.saturating_sub(LEASE));
             if self.record.phase.is_running() {
                 self.remark(format!("contact with the source {node} is lost"));
             }
