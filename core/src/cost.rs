@@ -16,7 +16,7 @@ pub const WIRE_EFFICIENCY: f64 = 1448.0 / 1538.0;
 const SEGMENT_BYTES: f64 = 1448.0;
 
 /// What a new connection may send before the first answer: 10 segments of 1460 bytes (RFC 6928).
-const INITIAL_WINDOW_BYTES: f64 = 14_600.0;
+pub(crate) const INITIAL_WINDOW_BYTES: f64 = 14_600.0;
 
 /// What one thread moves with check and write, measured on loopback with BLAKE3: 1.0 to 1.3 CPU seconds a GB.
 pub const THREAD_RATE_BYTES_PER_SECOND: f64 = 1.0e9;
@@ -178,8 +178,12 @@ pub(crate) fn ramp(rate: Rate, rtt: Duration, streams: u16, size: ByteCount) -> 
 /// it is hashed.
 pub(crate) fn relay_delay(rate: Rate, streams: u16, size: ByteCount) -> Duration {
     let first = ByteCount(size.0.min(u64::from(streams) * CHUNK));
-    let check = BLOCK as f64 / HASH_BYTES_PER_SECOND;
-    first.time_at(rate).saturating_add(Duration::from_secs_f64(check))
+    first.time_at(rate).saturating_add(check_delay())
+}
+
+/// How long the last block of a chunk takes to hash.
+pub(crate) fn check_delay() -> Duration {
+    Duration::from_secs_f64(BLOCK as f64 / HASH_BYTES_PER_SECOND)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! | [`topology`] | the fabric: nodes, switches, links, groups, read from `topology.toml` |
 //! | [`plan`] | who gets the payload from whom, and the forecast |
 //! | [`cost`] | the formulas behind a forecast |
+//! | [`simulate`] | a plan tried out on paper, flow by flow |
 //! | [`assignment`] | what a node is told to be for a job |
 //! | [`job`] | the life of a job, as a state machine without waiting |
 //!
@@ -28,5 +29,6 @@ pub mod id;
 pub mod job;
 pub mod manifest;
 pub mod plan;
+pub mod simulate;
 pub mod topology;
 pub mod units;

@@ -6,9 +6,9 @@
 //! one is taken (`choice`).
 
 mod choice;
-mod contention;
-mod forecast;
-mod ground;
+pub(crate) mod contention;
+pub(crate) mod forecast;
+pub(crate) mod ground;
 mod order;
 mod shapes;
 

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use stage_core::id::NodeName;
 use stage_core::plan::{Facts, Plan, Request, WindowLimits, plan};
+use stage_core::simulate::{Trial, simulate};
 use stage_core::topology::Topology;
 use stage_core::units::{ByteCount, parse_time, show_time};
 
@@ -151,4 +152,49 @@ fn plans_are_as_written() {
             assert_eq!(text, anew, "{} gives another plan now", path.display());
         }
     }
+}
+
+/// Every hop of every plan, against the same plan tried flow by flow.
+#[test]
+fn forecasts_come_true_in_simulation() {
+    let mut wrong = String::new();
+    let mut tried = 0;
+    for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plans")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut parts = text.split("\n=== request\n");
+        let topology = Topology::parse("golden.toml", parts.next().unwrap()).unwrap();
+        for part in parts {
+            let (request, facts) = request(&topology, part.split_once("\n=== plan\n").unwrap().0);
+            let Ok(plan) = plan(&topology, &request, &facts) else {
+                continue;
+            };
+            let trial = Trial {
+                topology: &topology,
+                request: &request,
+                facts: &facts,
+                faults: &[],
+                spread: 0.0,
+                seed: 0,
+            };
+            let outcome = simulate(&plan, &trial).unwrap();
+            for (hop, (_, finish)) in plan.hops.iter().zip(&outcome.finishes) {
+                tried += 1;
+                let (forecast, tried) = (hop.finish.as_secs_f64(), finish.unwrap().as_secs_f64());
+                if (forecast / tried - 1.0).abs() > 0.03 {
+                    writeln!(
+                        wrong,
+                        "{}: {} {} of {}: forecast {forecast:.3} s, simulated {tried:.3} s",
+                        path.display(),
+                        plan.shape,
+                        hop.child,
+                        request.size
+                    )
+                    .unwrap();
+                }
+            }
+        }
+    }
+    assert!(tried > 50, "{tried} hops only");
+    assert!(wrong.is_empty(), "{wrong}");
 }

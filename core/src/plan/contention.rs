@@ -12,18 +12,18 @@ use std::collections::BinaryHeap;
 
 /// Lists of small numbers, one for each hop, end to end in one vector.
 #[derive(Debug, Default)]
-pub(super) struct Lists {
+pub(crate) struct Lists {
     ends: Vec<usize>,
     items: Vec<usize>,
 }
 
 impl Lists {
-    pub(super) fn push(&mut self, items: impl IntoIterator<Item = usize>) {
+    pub(crate) fn push(&mut self, items: impl IntoIterator<Item = usize>) {
         self.items.extend(items);
         self.ends.push(self.items.len());
     }
 
-    pub(super) fn get(&self, at: usize) -> &[usize] {
+    pub(crate) fn get(&self, at: usize) -> &[usize] {
         let start = if at == 0 { 0 } else { self.ends[at - 1] };
         &self.items[start..self.ends[at]]
     }
@@ -52,20 +52,20 @@ impl Lists {
 
 /// The problem: hops with a parent each, what each alone can carry, and what they share.
 #[derive(Debug)]
-pub(super) struct Contention<'a> {
+pub(crate) struct Contention<'a> {
     /// The parent of each hop; a hop that is its own parent has a complete copy above it.
-    pub(super) parents: &'a [usize],
+    pub(crate) parents: &'a [usize],
     /// What each hop could carry alone, in bytes a second; finite.
-    pub(super) alone: &'a [f64],
+    pub(crate) alone: &'a [f64],
     /// The shared resources that each hop uses, each once.
-    pub(super) uses: &'a Lists,
+    pub(crate) uses: &'a Lists,
     /// What each resource carries, in bytes a second.
-    pub(super) capacities: &'a [f64],
+    pub(crate) capacities: &'a [f64],
 }
 
 /// What stopped a hop from growing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(crate) enum Stop {
     /// What a hop (itself, or one above it) can carry alone.
     Alone(usize),
     /// A shared resource.
@@ -79,7 +79,7 @@ fn key(rate: f64) -> u64 {
 
 impl Contention<'_> {
     /// The rate of each hop, and what sets it.
-    pub(super) fn settle(&self) -> Vec<(f64, Stop)> {
+    pub(crate) fn settle(&self) -> Vec<(f64, Stop)> {
         let hops = self.parents.len();
         let users = self.uses.inverted(self.capacities.len());
         let mut children = Lists::default();

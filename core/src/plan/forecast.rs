@@ -13,7 +13,7 @@ use crate::units::Rate;
 
 /// What limits a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// An interface or a link, shared by all hops over it.
     Edge(EdgeId),
     /// One member of parallel links, for each stream.
@@ -58,13 +58,13 @@ impl Cause {
 
 /// The forecast of one hop.
 #[derive(Debug, Clone)]
-pub(super) struct HopForecast {
+pub(crate) struct HopForecast {
     pub(super) streams: u16,
     pub(super) streams_cap: u16,
     pub(super) depth: u16,
     pub(super) rate: Rate,
     pub(super) cause: Cause,
-    pub(super) finish: Duration,
+    pub(crate) finish: Duration,
 }
 
 /// The forecast of a whole plan.
@@ -130,37 +130,13 @@ fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
     };
     let mut edge_lists = Lists::default();
     for (child, &parent) in parents.iter().enumerate().skip(1) {
-        let route = ground
-            .route(parent, child)
-            .expect("nodes of one section have a route");
-        laid.crossings += route.switches.len().saturating_sub(1);
-        edge_lists.push(route.edges.iter().map(|edge| edge.0 as usize));
-        let path = ground.stream_path(parent, child, &route);
-        laid.rtt.push(path.rtt);
-
-        let (mut one, bound) = path.rate();
-        let mut cause = Cause::Streams { parent, child, bound };
-        for &edge in &route.edges {
-            let member = cost::goodput(ground.topology.member_capacity(edge));
-            if member < one {
-                (one, cause) = (member, Cause::Member(edge));
-            }
-        }
-        let cap = streams_cap(ground, path.loss);
-        let mut alone = (one.times(f64::from(cap)), cause);
-        let mut also = |rate: Rate, cause: Cause| {
-            if rate < alone.0 {
-                alone = (rate, cause);
-            }
-        };
-        if parent == SOURCE {
-            also(ground.source_disk(), Cause::SourceDisk);
-            also(ground.source_limit(), Cause::SourceLimit);
-        }
-        also(ground.disk_write(child), Cause::Disk(child));
-        laid.one.push(one);
-        laid.streams_cap.push(cap);
-        laid.alone.push(alone);
+        let hop = lay_hop(ground, parent, child).expect("nodes of one section have a route");
+        laid.crossings += hop.crossings;
+        edge_lists.push(hop.edges.iter().map(|edge| edge.0 as usize));
+        laid.rtt.push(hop.rtt);
+        laid.one.push(hop.one);
+        laid.streams_cap.push(hop.streams_cap);
+        laid.alone.push(hop.alone);
     }
 
     laid.edges = (0..hops)
@@ -193,6 +169,53 @@ fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
         laid.uses.push(edge_lists.get(hop).iter().copied().chain(sender));
     }
     laid
+}
+
+/// One hop as it lies in the fabric, by itself.
+pub(crate) struct LaidHop {
+    pub(crate) edges: Vec<EdgeId>,
+    /// Links between switches on the way.
+    pub(crate) crossings: usize,
+    pub(crate) rtt: Duration,
+    /// What one stream carries.
+    pub(crate) one: Rate,
+    pub(crate) streams_cap: u16,
+    /// What the hop could carry if nobody else used its way, and what stops it then.
+    pub(crate) alone: (Rate, Cause),
+}
+
+/// Lays one hop; `None` if no network joins both.
+pub(crate) fn lay_hop(ground: &Ground<'_>, parent: usize, child: usize) -> Option<LaidHop> {
+    let route = ground.route(parent, child)?;
+    let path = ground.stream_path(parent, child, &route);
+    let (mut one, bound) = path.rate();
+    let mut cause = Cause::Streams { parent, child, bound };
+    for &edge in &route.edges {
+        let member = cost::goodput(ground.topology.member_capacity(edge));
+        if member < one {
+            (one, cause) = (member, Cause::Member(edge));
+        }
+    }
+    let streams_cap = streams_cap(ground, path.loss);
+    let mut alone = (one.times(f64::from(streams_cap)), cause);
+    let mut also = |rate: Rate, cause: Cause| {
+        if rate < alone.0 {
+            alone = (rate, cause);
+        }
+    };
+    if parent == SOURCE {
+        also(ground.source_disk(), Cause::SourceDisk);
+        also(ground.source_limit(), Cause::SourceLimit);
+    }
+    also(ground.disk_write(child), Cause::Disk(child));
+    Some(LaidHop {
+        crossings: route.switches.len().saturating_sub(1),
+        edges: route.edges,
+        rtt: path.rtt,
+        one,
+        streams_cap,
+        alone,
+    })
 }
 
 /// The most streams a hop may have: those asked for, else what loss makes worth while; no more than there are chunks.
@@ -312,7 +335,7 @@ fn cause_of(stop: Stop, laid: &Laid) -> Cause {
 }
 
 /// The source's own copy under another path, when it is a target itself: one thread, no network.
-pub(super) fn local_copy(ground: &Ground<'_>) -> HopForecast {
+pub(crate) fn local_copy(ground: &Ground<'_>) -> HopForecast {
     let thread = Rate::from_bytes_per_second(cost::THREAD_RATE_BYTES_PER_SECOND);
     let bound = StreamBound::Thread;
     let limits = [

@@ -14,16 +14,16 @@ use crate::topology::{Node, Route, Topology};
 use crate::units::Rate;
 
 /// The source's ordinal.
-pub(super) const SOURCE: usize = 0;
+pub(crate) const SOURCE: usize = 0;
 
 /// What a plan is made from, by ordinals.
-pub(super) struct Ground<'a> {
-    pub(super) topology: &'a Topology,
-    pub(super) request: &'a Request,
+pub(crate) struct Ground<'a> {
+    pub(crate) topology: &'a Topology,
+    pub(crate) request: &'a Request,
     facts: &'a Facts,
     nodes: Vec<&'a Node>,
     /// The ordinal of each target, in the request's order; [`SOURCE`] for a local copy.
-    pub(super) seats: Vec<usize>,
+    pub(crate) seats: Vec<usize>,
 }
 
 impl<'a> Ground<'a> {
@@ -31,7 +31,7 @@ impl<'a> Ground<'a> {
     ///
     /// # Errors
     /// A node that is not in the topology, or no target.
-    pub(super) fn survey(
+    pub(crate) fn survey(
         topology: &'a Topology,
         request: &'a Request,
         facts: &'a Facts,
@@ -73,15 +73,15 @@ impl<'a> Ground<'a> {
     }
 
     /// Nodes, the source among them: ordinals run from 0 to this.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    pub(super) fn node(&self, ordinal: usize) -> &'a Node {
+    pub(crate) fn node(&self, ordinal: usize) -> &'a Node {
         self.nodes[ordinal]
     }
 
-    pub(super) fn name(&self, ordinal: usize) -> &'a NodeName {
+    pub(crate) fn name(&self, ordinal: usize) -> &'a NodeName {
         &self.nodes[ordinal].name
     }
 
@@ -107,7 +107,7 @@ impl<'a> Ground<'a> {
     }
 
     /// How fast the node writes; unlimited when neither a measurement nor the topology says.
-    pub(super) fn disk_write(&self, ordinal: usize) -> Rate {
+    pub(crate) fn disk_write(&self, ordinal: usize) -> Rate {
         let measured = self
             .facts
             .nodes
@@ -135,7 +135,7 @@ impl<'a> Ground<'a> {
     }
 
     /// What each node may send over the network.
-    pub(super) fn send_limit(&self) -> Rate {
+    pub(crate) fn send_limit(&self) -> Rate {
         self.request.limit.unwrap_or(Rate::UNLIMITED)
     }
 
