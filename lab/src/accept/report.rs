@@ -97,6 +97,7 @@ impl Report {
                 "cores": std::thread::available_parallelism().map_or(0, usize::from),
                 "memory": field("/proc/meminfo", "MemTotal"),
                 "load": read("/proc/loadavg"),
+                "commit": commit(),
             }),
             command: std::env::args().collect(),
             rows: Vec::new(),
@@ -140,6 +141,16 @@ impl fmt::Display for Report {
         writeln!(f, "| what | asked | seen | as asked |\n|---|---|---|---|")?;
         self.rows.iter().try_for_each(|row| writeln!(f, "{}", row.line()))
     }
+}
+
+/// What is checked out here, if this is a checkout.
+fn commit() -> String {
+    let words = ["describe", "--always", "--dirty", "--exclude=*"];
+    let output = Command::new("git").args(words).output();
+    output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
 }
 
 fn read(path: &str) -> String {
