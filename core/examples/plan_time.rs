@@ -1,11 +1,12 @@
-//! How long a plan for many nodes takes: `cargo run --release -p stage-core --example plan_time -- 10000`.
+//! How long a plan for many nodes takes, and its simulation: `cargo run --release -p stage-core --example plan_time -- 10000`.
 
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use stage_core::plan::{Facts, Request, ShapeChoice, plan};
+use stage_core::plan::{Facts, NodeFacts, Request, ShapeChoice, plan};
+use stage_core::simulate::{Trial, simulate};
 use stage_core::topology::Topology;
-use stage_core::units::ByteCount;
+use stage_core::units::{ByteCount, Rate};
 
 /// Racks of 32 nodes below one core switch; the source at the core.
 fn fabric(nodes: usize) -> String {
@@ -51,9 +52,41 @@ fn main() {
         source_limit: None,
         encrypted: true,
     };
-    for turn in ["first", "second"] {
+    // One node in a hundred has a tenth of the disk.
+    let sick = request.targets.iter().step_by(100).map(|node| {
+        let facts = NodeFacts {
+            disk_write: Some(Rate::from_bytes_per_second(118e6)),
+            ..NodeFacts::default()
+        };
+        (node.clone(), facts)
+    });
+    let sick = Facts {
+        nodes: sick.collect(),
+        ..Facts::default()
+    };
+    for (what, facts) in [
+        ("equal", Facts::default()),
+        ("again", Facts::default()),
+        ("some sick", sick),
+    ] {
         let begin = Instant::now();
-        let made = plan(&topology, &request, &Facts::default()).expect("every node is reachable");
-        println!("{turn} plan in {:?}: {}", begin.elapsed(), made.reason);
+        let made = plan(&topology, &request, &facts).expect("every node is reachable");
+        println!("{what}: planned in {:?}: {}", begin.elapsed(), made.reason);
+        let trial = Trial {
+            topology: &topology,
+            request: &request,
+            facts: &facts,
+            faults: &[],
+            spread: 0.0,
+            seed: 0,
+        };
+        let begin = Instant::now();
+        let outcome = simulate(&made, &trial).expect("the plan is for this topology");
+        println!(
+            "{what}: simulated in {:?}: forecast {:?}, simulated {:?}",
+            begin.elapsed(),
+            made.predicted,
+            outcome.last()
+        );
     }
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::choice::Choice;
 use self::ground::{Ground, SOURCE};
 use self::order::Walk;
 use crate::id::NodeName;
@@ -258,6 +259,27 @@ pub struct Hop {
     pub limited_by: String,
 }
 
+/// One layout that the planner tried.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tried {
+    /// The layout in words: "chain", "chains within racks under tree:2", "tree:4, slow nodes beside it".
+    pub form: String,
+    /// What a plan of it is called.
+    pub shape: Shape,
+    /// When the last target would have published.
+    pub predicted: Duration,
+    /// When the mean node would have.
+    pub mean: Duration,
+    /// The longest way from the source, in hops.
+    pub depth: u16,
+    /// How often links between switches are crossed, by all hops together.
+    pub crossings: usize,
+    /// What limits the last target.
+    pub limited_by: String,
+    /// "chosen", or why not: a few words for people.
+    pub verdict: String,
+}
+
 mod seconds {
     use std::time::Duration;
 
@@ -308,9 +330,25 @@ pub enum PlanError {
 /// # Errors
 /// [`PlanError`] names the node that stands in the way.
 pub fn plan(topology: &Topology, request: &Request, facts: &Facts) -> Result<Plan, PlanError> {
+    plan_explained(topology, request, facts).map(|(plan, _)| plan)
+}
+
+/// The same with all that was tried: the plan's layout first, then the others from best to worst.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_explained(
+    topology: &Topology,
+    request: &Request,
+    facts: &Facts,
+) -> Result<(Plan, Vec<Tried>), PlanError> {
     let ground = Ground::survey(topology, request, facts)?;
     let walk = Walk::new(&ground)?;
-    let (chosen, reason) = choice::choose(&ground, &walk);
+    let Choice {
+        chosen,
+        reason,
+        tried,
+    } = choice::choose(&ground, &walk);
 
     let local = forecast::local_copy(&ground);
     let hops: Vec<Hop> = ground
@@ -336,7 +374,7 @@ pub fn plan(topology: &Topology, request: &Request, facts: &Facts) -> Result<Pla
             }
         })
         .collect();
-    Ok(Plan {
+    let plan = Plan {
         shape: chosen.shape,
         source: request.source.clone(),
         depth: hops.iter().map(|hop| hop.depth).max().unwrap_or(0),
@@ -344,7 +382,8 @@ pub fn plan(topology: &Topology, request: &Request, facts: &Facts) -> Result<Pla
         bound: forecast::bound(&ground, walk.latency),
         hops,
         reason,
-    })
+    };
+    Ok((plan, tried))
 }
 
 /// Up to three ancestors above the parent, nearest first, then the source: those that the child can reach.

@@ -3,11 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use stage_core::id::NodeName;
-use stage_core::plan::{Facts, Plan, Request, plan};
+use stage_core::plan::{Facts, NodeFacts, Plan, Request, plan};
 use stage_core::simulate::{DETECT, Fault, FaultKind, Outcome, Trial, simulate};
 use stage_core::topology::{EdgeId, Topology};
 use stage_core::units::{ByteCount, Rate};
@@ -113,6 +114,20 @@ fn uplinks(topology: &Topology) -> Vec<EdgeId> {
         .collect()
 }
 
+fn slow(nodes: &[(&str, &str)]) -> Facts {
+    let facts = |disk: &str| NodeFacts {
+        disk_write: Some(rate(disk)),
+        ..NodeFacts::default()
+    };
+    Facts {
+        nodes: nodes
+            .iter()
+            .map(|(node, disk)| (name(node), facts(disk)))
+            .collect(),
+        rtts: BTreeMap::new(),
+    }
+}
+
 #[test]
 fn auto_is_never_slower_than_star_or_chain() {
     let mut report = String::new();
@@ -200,14 +215,42 @@ fn each_site_gets_one_copy_over_its_long_link() {
             outcome.last().unwrap(),
             if bytes == "64 MiB" { 7.0 } else { 2.0 },
         );
-        let carried: u64 = uplinks(&topology)
-            .iter()
-            .map(|edge| outcome.edges.get(edge).map_or(0, |bytes| bytes.0))
-            .sum();
-        assert!(
-            carried.abs_diff(2 * asked.size.0) < 100,
-            "{bytes}: {carried} over both links"
-        );
+        // Each link at most once in each direction, and once into each site.
+        let carried = |edge: EdgeId| outcome.edges.get(&edge).map_or(0, |bytes| bytes.0);
+        for edge in uplinks(&topology) {
+            assert!(
+                carried(edge) <= asked.size.0,
+                "{bytes}: {} twice",
+                topology.edge_name(edge)
+            );
+        }
+        for link in topology.links().filter(|link| !link.is_interface) {
+            assert_eq!(carried(link.edge), asked.size.0, "{bytes}: into the site");
+        }
+    }
+}
+
+#[test]
+fn one_sick_disk_holds_nobody_else() {
+    let topology = one_switch(16);
+    let facts = slow(&[("n5", "118 MB/s")]);
+    let (plan, outcome) = try_out(&topology, &request(&topology, size("100 GB"), "auto"), &facts);
+    assert_near("the sick one", plan.predicted, outcome.last().unwrap(), 2.0);
+    let healthy = try_out(
+        &topology,
+        &request(&topology, size("100 GB"), "auto"),
+        &Facts::default(),
+    )
+    .1;
+    for (node, finish) in &outcome.finishes {
+        if *node != name("n5") {
+            assert!(
+                finish.unwrap() <= healthy.last().unwrap().mul_f64(1.15),
+                "{node} by {}: {finish:?} against {:?}",
+                plan.shape,
+                healthy.last()
+            );
+        }
     }
 }
 

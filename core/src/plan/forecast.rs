@@ -74,6 +74,8 @@ pub(super) struct Forecast {
     pub(super) hops: Vec<HopForecast>,
     /// When the last node has published, and what its hop is limited by.
     pub(super) last: Option<(Duration, Cause)>,
+    /// The mean of their finishes.
+    pub(super) mean: Duration,
     pub(super) depth: u16,
     /// How often links between switches are crossed, by all hops together.
     pub(super) crossings: usize,
@@ -256,6 +258,7 @@ fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates:
     let mut hops: Vec<Option<HopForecast>> = vec![None; parents.len() - 1];
     let mut last: Option<(Duration, Cause)> = None;
     let mut deepest = 0;
+    let mut sum = 0.0;
     for child in walk.nodes() {
         let hop = child - 1;
         let parent = parents[child];
@@ -304,6 +307,7 @@ fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates:
             last = Some((finish, cause));
         }
         deepest = deepest.max(here.depth);
+        sum += finish.as_secs_f64();
         hops[hop] = Some(HopForecast {
             streams,
             streams_cap,
@@ -313,7 +317,9 @@ fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates:
             finish,
         });
     }
+    let mean = sum / hops.len().max(1) as f64;
     Forecast {
+        mean: Duration::try_from_secs_f64(mean).unwrap_or(Duration::MAX),
         hops: hops
             .into_iter()
             .map(|hop| hop.expect("the walk comes by every node"))

@@ -17,7 +17,7 @@ use crate::id::SwitchName;
 use crate::topology::Route;
 
 /// A part of the walk within one network: any two of its nodes, and its root, have a route between them.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Section {
     /// Who brings the payload in: the source, or a node of an earlier section.
     pub(super) root: usize,
@@ -25,6 +25,10 @@ pub(super) struct Section {
     pub(super) nodes: Vec<usize>,
     /// How many links between switches lie between each node and the one before it (for the first: the root).
     pub(super) gaps: Vec<usize>,
+    /// The switch of each node, by a number of this walk's own.
+    pub(super) places: Vec<usize>,
+    /// Whether each node receives at most half as fast as the fastest at its switch.
+    pub(super) sick: Vec<bool>,
 }
 
 /// The whole walk.
@@ -182,6 +186,16 @@ impl SwitchTree {
         // How often the rate can be doubled before it is the fastest: 0 for the usual node.
         let slowness = |rate: f64| (fastest / rate).log2().floor() as i32;
 
+        let sick: BTreeSet<usize> = self
+            .places
+            .iter()
+            .flat_map(|place| {
+                let best = place.nodes.iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
+                place.nodes.iter().filter(move |&&(_, rate)| rate * 2.0 <= best)
+            })
+            .map(|&(node, _)| node)
+            .collect();
+
         // A place is as slow as the slowest node in or below it. Places below come after their parent.
         let mut worst: Vec<i32> = Vec::with_capacity(self.places.len());
         for place in &self.places {
@@ -234,9 +248,13 @@ impl SwitchTree {
                 root,
                 nodes: Vec::new(),
                 gaps: Vec::new(),
+                places: Vec::new(),
+                sick: Vec::new(),
             };
             for (node, at) in order {
                 section.nodes.push(node);
+                section.places.push(at);
+                section.sick.push(sick.contains(&node));
                 section.gaps.push(self.links_between(before, at));
                 before = at;
             }
