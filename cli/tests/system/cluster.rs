@@ -115,6 +115,7 @@ impl Cluster {
         let mut command = self.stage(&files);
         command.args([
             "coordinator",
+            "--exit-with-stdin",
             "--topology",
             "topology.toml",
             "--state",
@@ -122,7 +123,7 @@ impl Cluster {
         ]);
         command.args(["--listen", &format!("{}.1:7700", self.network)]);
         command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(self.log("coordinator"));
         self.coordinator = Some(command.spawn().unwrap());
@@ -146,6 +147,7 @@ impl Cluster {
         let mut command = self.stage(&files);
         command.args([
             "agent",
+            "--exit-with-stdin",
             "--node",
             &name,
             "--coordinator",
@@ -158,13 +160,13 @@ impl Cluster {
             .arg("--root")
             .arg(format!("main={}", self.root(node).display()));
         command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(self.log(&name));
         command
     }
 
-    /// kill -9.
+    /// kill -9. (Were this process killed instead, the daemons would see their standard input close, and end.)
     pub(crate) fn kill_coordinator(&mut self) {
         let mut child = self.coordinator.take().unwrap();
         child.kill().unwrap();
