@@ -3,6 +3,8 @@
 //! A manifest travels and is digested as bytes of one canonical encoding ([`Manifest::encode`]), so that all
 //! nodes agree on its digest; it is bounded before it is decoded.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::digest::ManifestDigest;
@@ -61,14 +63,30 @@ const MAGIC: &[u8; 8] = b"stageM1\n";
 impl Manifest {
     /// The manifest of a single dense file.
     pub fn single_file(size: ByteCount, mode: u32, mtime: (i64, u32)) -> Self {
-        let extents = match size.0 {
-            0 => Vec::new(),
-            len => vec![Extent {
-                in_file: 0,
-                in_payload: 0,
-                len,
-            }],
-        };
+        Self::single_sparse_file(size, std::iter::once(0..size.0), mode, mtime)
+    }
+
+    /// The manifest of a single file whose data lies in `runs`: ascending, apart, within the size.
+    pub fn single_sparse_file(
+        size: ByteCount,
+        runs: impl IntoIterator<Item = Range<u64>>,
+        mode: u32,
+        mtime: (i64, u32),
+    ) -> Self {
+        let mut in_payload = 0;
+        let extents = runs
+            .into_iter()
+            .filter(|run| !run.is_empty())
+            .map(|run| {
+                let extent = Extent {
+                    in_file: run.start,
+                    in_payload,
+                    len: run.end - run.start,
+                };
+                in_payload += extent.len;
+                extent
+            })
+            .collect();
         Self {
             entries: vec![Entry {
                 path: Vec::new(),
@@ -79,7 +97,15 @@ impl Manifest {
         }
     }
 
-    /// Bytes in the payload's sequence.
+    /// Apparent size of its files together, holes included.
+    pub fn file_size(&self) -> ByteCount {
+        let sizes = self.entries.iter().map(|entry| match &entry.kind {
+            Kind::File { size, .. } => size.0,
+        });
+        ByteCount(sizes.fold(0, u64::saturating_add))
+    }
+
+    /// Bytes in the payload's sequence: those of data, without holes.
     pub fn payload_size(&self) -> ByteCount {
         let ends = self.entries.iter().flat_map(|entry| match &entry.kind {
             Kind::File { extents, .. } => extents.iter().map(|e| e.in_payload + e.len),
@@ -215,6 +241,21 @@ mod tests {
         assert_eq!(
             Manifest::single_file(ByteCount(0), 0o600, (0, 0)).payload_size(),
             ByteCount(0)
+        );
+    }
+
+    #[test]
+    fn holes_are_in_the_size_and_not_in_the_payload() {
+        let (size, far) = (ByteCount(1 << 42), 1 << 41);
+        let manifest = Manifest::single_sparse_file(size, [5..10, far..far + 7], 0o644, (0, 0));
+        assert_eq!(manifest.file_size(), size);
+        assert_eq!(manifest.payload_size(), ByteCount(12));
+        assert_eq!(Manifest::decode(&manifest.encode()).unwrap(), manifest);
+        let hole = Manifest::single_sparse_file(size, [], 0o644, (0, 0));
+        assert_eq!(hole.payload_size(), ByteCount(0));
+        assert_ne!(
+            hole.digest(),
+            Manifest::single_sparse_file(ByteCount(1), [], 0o644, (0, 0)).digest()
         );
     }
 

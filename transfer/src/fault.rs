@@ -73,3 +73,11 @@ pub(crate) fn state(error: &std::io::Error, doing: &str, path: &std::path::Path)
     "look after the agent's state directory, then push again".clone_into(&mut failure.hint);
     failure
 }
+
+/// A failure to read the source.
+pub(crate) fn of_source(error: &std::io::Error) -> Failure {
+    let mut failure = of_std(error, "reading the source", "");
+    failure.code = Code::SourceIo;
+    failure.path = None;
+    failure
+}

@@ -17,6 +17,7 @@
 //! | [`source`] | a source's life: look, read once in order, declare FINAL, SHA-256 beside it |
 //! | [`plane`] | the data listener, and the jobs that it serves |
 //! | [`inbound`] | receiving: one parent at a time, fallbacks, streams |
+//! | `sparse` | where a file has data, and whether the rest reads as zeros |
 //! | `crash`, `fault` | points at which tests kill the process; what the disk's errors mean |
 //! | [`outbound`] | sending: one queue a hop, and the threads that take from it |
 //! | [`frame`], [`hello`], [`pace`], `beat` | the wire, its handshake, limits, and how waiting differs from silence |
@@ -37,6 +38,7 @@ pub mod pace;
 pub mod plane;
 pub mod root;
 pub mod source;
+mod sparse;
 pub mod store;
 mod sync;
 pub mod target;

@@ -33,12 +33,14 @@ use tokio_util::sync::CancellationToken;
 use crate::outbound::{Member, Served, Serving, ServingCounters};
 use crate::pace::Pacer;
 use crate::plane::DataPlane;
+use crate::sparse::data_runs;
 use crate::store::Store;
 use crate::sync::lock;
 
 use watch::Fingerprint;
 
-/// Looks at a path and says what the payload would be. Nothing is read. A symbolic link is followed: the user named it.
+/// Looks at a path and says what the payload would be, holes left out. Nothing is read. A symbolic link is followed: the
+/// user named it.
 ///
 /// # Errors
 /// It is missing, not a regular file, or cannot be read.
@@ -57,8 +59,12 @@ pub fn look(path: &Path) -> Result<Manifest, Failure> {
         )
         .at(shown(path)));
     }
-    File::open(path).map_err(|error| refused(path, &error))?;
-    if Layout::new(ByteCount(meta.len())).is_none() {
+    let file = File::open(path).map_err(|error| refused(path, &error))?;
+    let runs = data_runs(&file, meta.len()).map_err(|error| refused(path, &error))?;
+    let nanos = u32::try_from(meta.mtime_nsec()).unwrap_or(0);
+    let (size, mtime) = (ByteCount(meta.len()), (meta.mtime(), nanos));
+    let manifest = Manifest::single_sparse_file(size, runs, meta.mode(), mtime);
+    if Layout::new(manifest.payload_size()).is_none() {
         return Err(Failure::new(
             Code::SourceKind,
             format!("the source is larger than {MAX_PAYLOAD}"),
@@ -66,12 +72,7 @@ pub fn look(path: &Path) -> Result<Manifest, Failure> {
         )
         .at(shown(path)));
     }
-    let nanos = u32::try_from(meta.mtime_nsec()).unwrap_or(0);
-    Ok(Manifest::single_file(
-        ByteCount(meta.len()),
-        meta.mode(),
-        (meta.mtime(), nanos),
-    ))
+    Ok(manifest)
 }
 
 fn shown(path: &Path) -> String {
@@ -130,7 +131,7 @@ pub struct SourceConfig {
 pub struct SourceCounters {
     /// Bytes read from the file, those that were read again counted again.
     pub source_bytes_read: u64,
-    /// Bytes that the SHA-256 lane has passed.
+    /// Bytes of the file, holes included, that the SHA-256 lane has passed.
     pub sha256_bytes: u64,
     /// What was sent.
     pub serving: ServingCounters,
@@ -141,8 +142,9 @@ struct Shared {
     store: Arc<Store>,
     served: Arc<Served>,
     path: String,
+    place: PathBuf,
     file: File,
-    before: Fingerprint,
+    before: Mutex<Fingerprint>,
     begun: Instant,
     pace: Pacer,
     events: mpsc::Sender<SourceReport>,
@@ -283,8 +285,9 @@ impl Source {
             store,
             served: serving.served.clone(),
             path,
+            place: config.path,
             file,
-            before,
+            before: Mutex::new(before),
             begun: Instant::now(),
             pace: Pacer::new(config.source_limit),
             events,

@@ -307,12 +307,7 @@ impl Store {
                 .pieces(place, buf.len(), |from, part| {
                     file.read_exact_at(&mut buf[part], from)
                 })
-                .map_err(|e| {
-                    let mut failure = fault::of_std(&e, "reading the source", "");
-                    failure.code = Code::SourceIo;
-                    failure.path = None;
-                    failure
-                }),
+                .map_err(|e| fault::of_source(&e)),
             Bytes::Target(copy) => copy.read(&self.map, place, buf),
         }
     }

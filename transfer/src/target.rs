@@ -32,6 +32,7 @@ use stage_core::manifest::Manifest;
 use crate::budget::Budget;
 use crate::journal::{self, FileState, Lies, Phase, Record, Table};
 use crate::root::{Roots, check_component};
+use crate::sparse::holes_are_zero;
 use crate::store::map::Map;
 use crate::store::{Bytes, Parts, Store, digest_in, layout_of};
 use copy::{Copy, Old};
@@ -136,17 +137,18 @@ impl Preparing<'_> {
                 let old = self.open_old();
                 match (self.rule, old) {
                     (IfExists::Replace, Ok(old))
-                        if same_size && self.map.is_dense() && !site.has_partial() =>
+                        if same_size && !site.has_partial() && self.has_our_holes(&old.file) =>
                     {
                         self.with_old_only(old)?
                     }
                     (IfExists::Replace, old) => self.with_partial(old.ok())?,
                     _ if !same_size => return Err(site.exists("with another size")),
-                    (_, Ok(old)) if self.map.is_dense() => {
+                    (_, Ok(old)) if self.has_our_holes(&old.file) => {
                         // A file came there since the partial was begun; if it is the payload, that is as good.
                         site.remove_partial()?;
                         self.with_old_only(old)?
                     }
+                    (_, Ok(_)) => return Err(site.exists("with other content")),
                     _ => return Err(site.exists("and cannot be compared with the payload")),
                 }
             }
@@ -166,6 +168,12 @@ impl Preparing<'_> {
             tracing::warn!("{failure}");
         }
         self.site.held.unmake();
+    }
+
+    /// Whether a file reads as zeros where the payload has holes; its data is compared chunk by chunk later.
+    fn has_our_holes(&self, file: &File) -> bool {
+        // One that cannot be read is compared with nothing.
+        self.map.is_dense() || holes_are_zero(file, &self.map).unwrap_or(false)
     }
 
     fn open_old(&self) -> rustix::io::Result<Old> {
@@ -291,7 +299,9 @@ impl Preparing<'_> {
     fn with_partial(&self, old: Option<Old>) -> Result<Target, Failure> {
         let table = self.open_table()?;
         let fail = |e| self.site.fault(e, "looking at the partial file");
-        let (partial, have) = match self.site.reopen_partial() {
+        // One that another payload was written into has bytes where this one may have holes.
+        let partial = self.site.reopen_partial();
+        let (partial, have) = match partial.filter(|partial| self.has_our_holes(partial)) {
             Some(partial) => {
                 let found = FileState::of(&partial).map_err(fail)?;
                 let claimed = table.claimed()?;

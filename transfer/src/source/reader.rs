@@ -80,6 +80,10 @@ fn read_all(shared: &Shared) -> Result<(), End> {
 /// All is read: what it was, provided that it still is.
 fn declare(shared: &Shared) -> Result<Final, End> {
     shared.unchanged().map_err(End::Failed)?;
+    shared.holes_unchanged().map_err(End::Failed)?;
+    if shared.is_stopped() || shared.has_failed() {
+        return Err(End::Stopped);
+    }
     Ok(Final {
         root: shared.store.root().map_err(End::Failed)?,
         chunks: shared.store.layout().count(),

@@ -1,4 +1,4 @@
-//! The whole file's SHA-256: in order, beside the transfer, and late if it must be.
+//! The whole file's SHA-256: in order, beside the transfer, and late if it must be. Holes are hashed, not read.
 
 use std::sync::atomic::Ordering;
 
@@ -9,30 +9,75 @@ use stage_core::digest::{FileDigest, chunk_digest};
 use stage_core::failure::Failure;
 
 use super::{Shared, watch};
+use crate::sparse::ZEROS;
+
+/// Its source has stopped.
+struct Stopped;
 
 pub(super) fn run(shared: &Shared) {
     let store = &shared.store;
-    let mut sha = Sha256::new();
+    let mut lane = Lane {
+        shared,
+        at: 0,
+        sha256: Sha256::new(),
+    };
     let mut own = Vec::new();
     for index in (0..store.layout().count()).map(ChunkIndex) {
         if !shared.wait(|progress| progress.read > index.0) {
             return;
         }
-        if let Some(bytes) = store.hot(index) {
-            sha.update(&bytes[..]);
+        let passed = if let Some(bytes) = store.hot(index) {
+            lane.chunk(index, &bytes[..])
         } else {
             match read_again(shared, index, &mut own) {
-                Ok(()) => sha.update(&own),
+                Ok(()) => lane.chunk(index, &own),
                 Err(failure) => return shared.fail(failure),
             }
+        };
+        if passed.is_err() {
+            return;
         }
-        shared
-            .sha256_bytes
-            .fetch_add(store.layout().len(index) as u64, Ordering::Relaxed);
     }
     // A digest of a file that has changed would be of nothing that exists.
-    if shared.wait(|progress| progress.declared) {
-        shared.say(SourceReport::Sha256(FileDigest(sha.finalize().into())));
+    if lane.zeros_to(store.map().size().0).is_ok() && shared.wait(|progress| progress.declared) {
+        shared.say(SourceReport::Sha256(FileDigest(lane.sha256.finalize().into())));
+    }
+}
+
+struct Lane<'a> {
+    shared: &'a Shared,
+    /// How far in the file.
+    at: u64,
+    sha256: Sha256,
+}
+
+impl Lane<'_> {
+    /// A chunk's bytes, each piece after the hole before it.
+    fn chunk(&mut self, index: ChunkIndex, bytes: &[u8]) -> Result<(), Stopped> {
+        let store = &self.shared.store;
+        let place = store.layout().offset(index);
+        store.map().pieces(place, bytes.len(), |from, part| {
+            self.zeros_to(from)?;
+            self.update(&bytes[part]);
+            Ok(())
+        })
+    }
+
+    fn zeros_to(&mut self, end: u64) -> Result<(), Stopped> {
+        while self.at < end {
+            if self.shared.is_stopped() || self.shared.has_failed() {
+                return Err(Stopped);
+            }
+            let some = (end - self.at).min(ZEROS.len() as u64) as usize;
+            self.update(&ZEROS[..some]);
+        }
+        Ok(())
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        self.sha256.update(bytes);
+        self.at += bytes.len() as u64;
+        self.shared.sha256_bytes.store(self.at, Ordering::Relaxed);
     }
 }
 

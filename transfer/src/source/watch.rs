@@ -4,13 +4,18 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use stage_core::chunk::ChunkIndex;
+use stage_core::digest::chunk_digest;
 use stage_core::failure::{Code, Failure};
 use stage_core::manifest::Manifest;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::Shared;
+use crate::fault;
+use crate::sparse::holes_are_zero;
 use crate::sync::lock;
 
 /// How often it is looked at.
@@ -38,34 +43,49 @@ impl Fingerprint {
 
     /// Whether it is the file that the manifest was made of; else what is different.
     pub(super) fn is_of(&self, manifest: &Manifest) -> Result<(), String> {
-        let size = manifest.payload_size().0;
+        let size = manifest.file_size().0;
         if self.size != size {
             return Err(format!("its size went from {size} to {} bytes", self.size));
         }
         let mtime = manifest.entries.first().map(|entry| entry.mtime);
-        if mtime.is_some_and(|(s, ns)| (s, i64::from(ns)) != self.mtime) {
+        if mtime.is_some_and(|(s, ns)| !is_jitter((s, i64::from(ns)), self.mtime)) {
             return Err("it was written to".to_owned());
         }
         Ok(())
     }
 
-    /// What has changed, if anything has.
-    fn differs(&self, before: &Self) -> Option<String> {
+    /// What has changed, if anything has. `whole`: all of it was read before.
+    fn differs(&self, before: &Self, whole: bool) -> Differs {
         if self.size != before.size {
-            Some(format!(
+            Differs::Surely(format!(
                 "its size went from {} to {} bytes",
                 before.size, self.size
             ))
-        } else if self.mtime != before.mtime {
-            Some("it was written to".to_owned())
-        } else if self.ctime != before.ctime {
-            Some("its inode was changed (content with its time set back, mode, owner or links)".to_owned())
         } else if self.inode != before.inode {
-            Some("it is another file now".to_owned())
+            Differs::Surely("it is another file now".to_owned())
+        } else if self.mtime != before.mtime && !whole && !is_jitter(self.mtime, before.mtime) {
+            // What was not read yet cannot be compared with what it was.
+            Differs::Surely("it was written to".to_owned())
+        } else if (self.mtime, self.ctime) != (before.mtime, before.ctime) {
+            Differs::Perhaps
         } else {
-            None
+            Differs::No
         }
     }
+}
+
+/// Whether a file has changed, as far as can be told without reading it.
+enum Differs {
+    No,
+    /// Its times did, which mode, owner, links and the jitter of network file systems explain as well as a write.
+    Perhaps,
+    Surely(String),
+}
+
+/// Network file systems keep times in grains of up to two seconds, and tell now the exact, now the rounded one.
+fn is_jitter(one: (i64, i64), other: (i64, i64)) -> bool {
+    let nanos = |(s, ns): (i64, i64)| i128::from(s) * 1_000_000_000 + i128::from(ns);
+    (nanos(one) - nanos(other)).abs() <= 2_000_000_000
 }
 
 pub(super) fn changed(what: &str, when: &str) -> Failure {
@@ -77,24 +97,74 @@ pub(super) fn changed(what: &str, when: &str) -> Failure {
 }
 
 impl Shared {
-    /// Whether the file is still what it was when the push began.
+    /// Whether the file's content is still what it was when the push began. Where only its times say otherwise, all that
+    /// was read is read again and compared with what was sent.
     pub(super) fn unchanged(&self) -> Result<(), Failure> {
-        let now = Fingerprint::of(&self.file).map_err(|error| {
+        let failed = |error| {
             Failure::new(
                 Code::SourceIo,
                 format!("looking at the source failed: {error}"),
                 "look at the file system on the source's node",
             )
-        })?;
-        match now.differs(&self.before) {
-            None => Ok(()),
-            Some(what) => Err(changed(
-                &what,
-                &format!(
-                    "noticed {} s after the push began",
-                    self.begun.elapsed().as_secs()
-                ),
-            )),
+        };
+        let now = Fingerprint::of(&self.file).map_err(failed)?;
+        // A file that was removed still arrives; one that another was put in the place of is not what was meant.
+        if let Ok(meta) = std::fs::metadata(&self.place)
+            && (meta.dev(), meta.ino()) != now.inode
+        {
+            return Err(self.changed("another file was put in its place"));
+        }
+        let read = lock(&self.progress).read;
+        let before = *lock(&self.before);
+        match now.differs(&before, read == self.store.layout().count()) {
+            Differs::No => Ok(()),
+            Differs::Surely(what) => Err(self.changed(&what)),
+            Differs::Perhaps => {
+                self.compare_again(read)?;
+                *lock(&self.before) = now;
+                Ok(())
+            }
+        }
+    }
+
+    fn changed(&self, what: &str) -> Failure {
+        let passed = self.begun.elapsed().as_secs();
+        changed(what, &format!("noticed {passed} s after the push began"))
+    }
+
+    /// Reads the first so many chunks again, if not stopped meanwhile.
+    fn compare_again(&self, read: u32) -> Result<(), Failure> {
+        let store = &self.store;
+        let mut bytes = Vec::new();
+        for index in (0..read).map(ChunkIndex) {
+            if self.is_stopped() || self.has_failed() {
+                return Ok(());
+            }
+            bytes.resize(store.layout().len(index), 0);
+            store.read(index, 0, &mut bytes)?;
+            self.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            if store.digest(index) != Some(chunk_digest(store.hash(), &bytes)) {
+                return Err(self.changed(&format!("chunk {index} reads differently now")));
+            }
+        }
+        tracing::info!(
+            path = self.path,
+            chunks = read,
+            "the source's times changed and its content did not"
+        );
+        Ok(())
+    }
+
+    /// Whether nothing was written into what was not sent.
+    pub(super) fn holes_unchanged(&self) -> Result<(), Failure> {
+        let map = self.store.map();
+        if map.is_dense() {
+            return Ok(());
+        }
+        match holes_are_zero(&self.file, map) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.changed("a hole of it was written to")),
+            Err(error) => Err(fault::of_source(&error)),
         }
     }
 }
@@ -115,6 +185,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
         }
         let looked = shared.clone();
+        let begun = Instant::now();
         let end = tokio::task::spawn_blocking(move || {
             let seen = looked.unchanged();
             let failed = seen.err().or_else(|| lock(&looked.served.failure).clone());
@@ -124,6 +195,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
         });
         if end.await.is_err() {
             return;
+        }
+        // Where times change all the while, comparing again takes a tenth of the reading at most.
+        tokio::select! {
+            () = shared.stopping.cancelled() => return,
+            () = sleep_until(Instant::now() + begun.elapsed() * 10) => {}
         }
     }
 }

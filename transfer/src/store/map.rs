@@ -74,6 +74,15 @@ impl Map {
         self.extents.iter().map(|e| e.in_file..e.in_file + e.len)
     }
 
+    /// What no data lies in, as runs of bytes.
+    pub(crate) fn holes(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let ends = std::iter::once(0).chain(self.extents.iter().map(|e| e.in_file + e.len));
+        let starts = self.extents.iter().map(|e| e.in_file).chain([self.size.0]);
+        ends.zip(starts)
+            .map(|(from, to)| from..to)
+            .filter(|hole| !hole.is_empty())
+    }
+
     /// Calls `each` with the place in the file of every piece of `len` bytes of the payload from `at`, and with the
     /// part of the `len` bytes that lies there.
     pub(crate) fn pieces<E>(
@@ -117,6 +126,7 @@ mod tests {
         let map = Map::new(&manifest).unwrap();
         assert!(!map.is_dense());
         assert_eq!(map.data(), ByteCount(25));
+        assert_eq!(map.holes().collect::<Vec<_>>(), [0..10, 15..50, 60..90]);
         let mut pieces = Vec::new();
         map.pieces(3, 14, |at, part| {
             pieces.push((at, part));
