@@ -127,8 +127,10 @@ pub(crate) struct Job {
     pub name: String,
     /// The source's node, once known.
     pub source: Option<NodeName>,
-    /// Bytes in the payload.
+    /// Its apparent size.
     pub size: ByteCount,
+    /// Bytes of it that travel: without its holes.
+    pub payload: ByteCount,
     /// The order in force, once there is one.
     pub plan: Option<Plan>,
     /// In target order.
@@ -206,16 +208,16 @@ impl Job {
     pub(crate) fn remaining(&self) -> Option<Duration> {
         self.nodes
             .iter()
-            .filter_map(|node| node.remaining(self.size))
+            .filter_map(|node| node.remaining(self.payload))
             .max()
     }
 }
 
 impl Node {
     /// How long it takes at the present rate until all is there; `None` when nothing moves.
-    pub(crate) fn remaining(&self, size: ByteCount) -> Option<Duration> {
+    pub(crate) fn remaining(&self, payload: ByteCount) -> Option<Duration> {
         (self.state == NodeState::Receiving && self.rate_now > Rate::ZERO)
-            .then(|| size.saturating_sub(self.kept).time_at(self.rate_now))
+            .then(|| payload.saturating_sub(self.kept).time_at(self.rate_now))
     }
 }
 
@@ -249,6 +251,7 @@ impl TryFrom<v1::JobView> for Job {
             name: wire.name,
             source: optional("job.source", &wire.source)?,
             size: ByteCount(wire.bytes),
+            payload: ByteCount(wire.payload_bytes),
             plan: wire.plan.as_ref().map(TryInto::try_into).transpose()?,
             nodes: wire
                 .nodes
@@ -398,6 +401,7 @@ pub(crate) mod samples {
             name: "genome.db".to_owned(),
             source: Some("n0".parse().unwrap()),
             size: ByteCount(1 << 30),
+            payload: ByteCount(1 << 30),
             plan: Some(plan(&names)),
             targets: nodes.len() as u32,
             published: nodes.iter().filter(|node| node.state.is_done()).count() as u32,

@@ -12,6 +12,7 @@ pub(crate) fn job(view: &JobView) -> v1::JobView {
         name: view.name.clone(),
         source: view.source.to_string(),
         bytes: view.size.0,
+        payload_bytes: view.payload.0,
         plan: view.plan.as_ref().map(Into::into),
         nodes: view.nodes.iter().map(node).collect(),
         submitted_unix_ms: view.submitted_unix_ms,

@@ -170,6 +170,15 @@ fn cause_on(failure: &Failure, node: &Node) -> String {
     cause(&failure)
 }
 
+/// How large a payload is, and how much of a sparse one travels.
+fn size(job: &Job) -> String {
+    if job.payload < job.size {
+        format!("{}, of which {} are data", job.size, job.payload)
+    } else {
+        job.size.to_string()
+    }
+}
+
 /// A job as it is: table, forecast against actual, digest, what the source had to do.
 pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
     writeln!(
@@ -177,7 +186,7 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
         "{}: {} ({}), {} of {} published, after {}",
         job.state,
         job.name,
-        job.size,
+        size(job),
         job.published,
         count(job.targets as usize, "target"),
         show_time(job.elapsed)
@@ -209,7 +218,7 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
         Some(sha256) => writeln!(out, "sha256 {sha256}")?,
         None if job.sha256_bytes > ByteCount(0) => writeln!(
             out,
-            "sha256 not known yet: {} of {} are read",
+            "sha256 not known yet: {} of {} are hashed",
             job.sha256_bytes, job.size
         )?,
         None => {}
@@ -366,7 +375,7 @@ mod tests {
          n1    receiving 50 %  120 MB/s  n0            1     4.00  -
          n2    published       122 MB/s  n1            1     8.80  ok
         about 4.59 s left
-        sha256 not known yet: 512.00 MiB of 1.00 GiB are read
+        sha256 not known yet: 512.00 MiB of 1.00 GiB are hashed
         source n0 read 512.00 MiB and sent 512.00 MiB
         ");
     }

@@ -266,6 +266,7 @@ pub(crate) struct Outcome<'a> {
     name: &'a str,
     source: Option<&'a NodeName>,
     bytes: u64,
+    payload_bytes: u64,
     seconds: f64,
     sha256: Option<&'a str>,
     source_bytes_read: u64,
@@ -285,6 +286,7 @@ impl<'a> Outcome<'a> {
             name: &job.name,
             source: job.source.as_ref(),
             bytes: job.size.0,
+            payload_bytes: job.payload.0,
             seconds: seconds(job.elapsed),
             sha256: job.sha256.as_deref(),
             source_bytes_read: job.source_bytes_read.0,
@@ -307,6 +309,7 @@ struct Progress<'a> {
     state: &'static str,
     seconds: f64,
     bytes: u64,
+    payload_bytes: u64,
     targets: u32,
     published: u32,
     bytes_kept: u64,
@@ -335,6 +338,7 @@ impl<'a> Progress<'a> {
             state: job.state.as_str(),
             seconds: seconds(job.elapsed),
             bytes: job.size.0,
+            payload_bytes: job.payload.0,
             targets: job.targets,
             published: job.published,
             bytes_kept: job.nodes.iter().map(|node| node.kept.0).sum(),
@@ -376,7 +380,7 @@ mod tests {
     #[test]
     fn finished_has_the_promised_fields() {
         let job = finished(vec![published("n1", "n0"), unfit("n2")]);
-        insta::assert_snapshot!(shown(&[Event::Finished { job: Box::new(job), exit: 5 }]), @r#"{"event":"finished","exit":5,"job":"11111111-1111-1111-1111-111111111111","state":"open","name":"genome.db","source":"n0","bytes":1073741824,"seconds":9.1,"sha256":"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef","source_bytes_read":1073741824,"source_bytes_sent":1073741824,"plan":{"shape":"chain","depth":2,"predicted_seconds":8.9,"bound_seconds":8.6},"nodes":[{"node":"n1","state":"published","path":"/scratch/stage/genome.db","bytes_received":1073741824,"seconds":8.8,"bytes_per_second":122016116,"parent":"n0","streams":1,"already":false,"error":null},{"node":"n2","state":"unfit","path":"/scratch/stage/genome.db","bytes_received":0,"seconds":0.0,"bytes_per_second":0,"parent":null,"streams":0,"already":false,"error":{"code":"no_space","node":"n2","path":"/scratch/stage/genome.db","message":"too little space: short by 3.00 GiB","hint":"free space under /scratch/stage, the push then goes on by itself","short_by_bytes":3221225472}}]}"#);
+        insta::assert_snapshot!(shown(&[Event::Finished { job: Box::new(job), exit: 5 }]), @r#"{"event":"finished","exit":5,"job":"11111111-1111-1111-1111-111111111111","state":"open","name":"genome.db","source":"n0","bytes":1073741824,"payload_bytes":1073741824,"seconds":9.1,"sha256":"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef","source_bytes_read":1073741824,"source_bytes_sent":1073741824,"plan":{"shape":"chain","depth":2,"predicted_seconds":8.9,"bound_seconds":8.6},"nodes":[{"node":"n1","state":"published","path":"/scratch/stage/genome.db","bytes_received":1073741824,"seconds":8.8,"bytes_per_second":122016116,"parent":"n0","streams":1,"already":false,"error":null},{"node":"n2","state":"unfit","path":"/scratch/stage/genome.db","bytes_received":0,"seconds":0.0,"bytes_per_second":0,"parent":null,"streams":0,"already":false,"error":{"code":"no_space","node":"n2","path":"/scratch/stage/genome.db","message":"too little space: short by 3.00 GiB","hint":"free space under /scratch/stage, the push then goes on by itself","short_by_bytes":3221225472}}]}"#);
     }
 
     #[test]
@@ -397,7 +401,7 @@ mod tests {
         {"event":"planned","plan":{"shape":"chain","source":"n0","depth":0,"predicted_seconds":8.9,"bound_seconds":8.6,"reason":"every node sends to one other, so each has its whole interface","hops":[]}}
         {"event":"node","job":"11111111-1111-1111-1111-111111111111","node":"n1","state":"receiving","path":"/scratch/stage/genome.db","bytes_received":536870912,"seconds":4.0,"bytes_per_second":120000000,"parent":"n0","streams":1,"already":false,"error":null}
         {"event":"remark","job":"11111111-1111-1111-1111-111111111111","text":"n1 moved"}
-        {"event":"progress","job":"11111111-1111-1111-1111-111111111111","state":"running","seconds":4.0,"bytes":1073741824,"targets":1,"published":0,"bytes_kept":536870912,"bytes_per_second_now":117000000,"eta_seconds":4.589,"sha256_bytes":536870912,"source_bytes_read":536870912,"nodes":[{"node":"n1","bytes_kept":536870912,"bytes_per_second":120000000,"bytes_per_second_now":117000000,"disk_bytes_per_second":900000000}]}
+        {"event":"progress","job":"11111111-1111-1111-1111-111111111111","state":"running","seconds":4.0,"bytes":1073741824,"payload_bytes":1073741824,"targets":1,"published":0,"bytes_kept":536870912,"bytes_per_second_now":117000000,"eta_seconds":4.589,"sha256_bytes":536870912,"source_bytes_read":536870912,"nodes":[{"node":"n1","bytes_kept":536870912,"bytes_per_second":120000000,"bytes_per_second_now":117000000,"disk_bytes_per_second":900000000}]}
         {"event":"compared","by":"sha256sum","sha256":"00","copies":3,"equal":true}
         "#);
     }

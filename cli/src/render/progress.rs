@@ -57,9 +57,9 @@ impl<W: Write> Bars<W> {
         }
         for (bar, node) in self.nodes.iter().zip(chosen) {
             bar.set_prefix(node.name.to_string());
-            bar.set_length(job.size.0.max(1));
+            bar.set_length(job.payload.0.max(1));
             bar.set_position(if node.state.is_done() {
-                job.size.0.max(1)
+                job.payload.0.max(1)
             } else {
                 node.kept.0
             });
@@ -108,7 +108,7 @@ fn style(template: &str) -> ProgressStyle {
 
 /// How much of all that shall arrive has arrived.
 fn share(job: &Job) -> (u64, u64) {
-    let size = job.size.0;
+    let size = job.payload.0;
     let counted = job
         .nodes
         .iter()
@@ -152,7 +152,10 @@ fn job_line(job: &Job) -> String {
     if let Some(left) = job.remaining() {
         line += &format!(", {} left", show_time(left));
     } else if job.sha256.is_none() && job.published > 0 && job.size.0 > 0 {
-        line += &format!(", digest {} %", job.sha256_bytes.0 * 100 / job.size.0);
+        line += &format!(
+            ", digest {} %",
+            job.sha256_bytes.0.saturating_mul(100) / job.size.0
+        );
     }
     line
 }
@@ -167,7 +170,7 @@ fn node_line(job: &Job, node: &Node) -> String {
                 node.rate.in_bytes(),
                 node.disk_rate.in_bytes()
             );
-            if let Some(left) = node.remaining(job.size) {
+            if let Some(left) = node.remaining(job.payload) {
                 line += &format!(", {} left", show_time(left));
             }
             if let Some(parent) = &node.parent {

@@ -67,8 +67,8 @@ pub(crate) fn outcome(out: &mut impl Write, job: &Job) -> io::Result<()> {
 fn state(job: &Job, node: &Node) -> String {
     match node.state {
         NodeState::Published if node.already => "already there".to_owned(),
-        NodeState::Receiving if job.size.0 > 0 => {
-            format!("receiving {} %", node.kept.0.saturating_mul(100) / job.size.0)
+        NodeState::Receiving if job.payload.0 > 0 => {
+            format!("receiving {} %", node.kept.0.saturating_mul(100) / job.payload.0)
         }
         state => state.to_string(),
     }

@@ -24,8 +24,10 @@ pub struct JobView {
     pub name: String,
     /// Where the payload is.
     pub source: NodeName,
-    /// Its size, once known.
+    /// Its apparent size, once known.
     pub size: ByteCount,
+    /// Bytes of it that travel: without its holes.
+    pub payload: ByteCount,
     /// The plan in force.
     pub plan: Option<Plan>,
     /// In target order; empty in a summary.
@@ -36,7 +38,7 @@ pub struct JobView {
     pub took: Duration,
     /// The file's SHA-256.
     pub sha256: Option<FileDigest>,
-    /// Bytes that the SHA-256 lane has passed.
+    /// Bytes of the apparent size that the SHA-256 lane has passed.
     pub sha256_bytes: u64,
     /// Bytes read from the source file.
     pub source_bytes_read: u64,
@@ -168,6 +170,11 @@ impl Job {
             name: self.spec.name(),
             source: self.spec.source.clone(),
             size: record
+                .manifest
+                .as_ref()
+                .map(|manifest| manifest.file_size())
+                .unwrap_or_default(),
+            payload: record
                 .manifest
                 .as_ref()
                 .map(|manifest| manifest.payload_size())

@@ -28,6 +28,7 @@ pub(super) struct Fingerprint {
     mtime: (i64, i64),
     ctime: (i64, i64),
     inode: (u64, u64),
+    remote: bool,
 }
 
 impl Fingerprint {
@@ -38,6 +39,7 @@ impl Fingerprint {
             mtime: (meta.mtime(), meta.mtime_nsec()),
             ctime: (meta.ctime(), meta.ctime_nsec()),
             inode: (meta.dev(), meta.ino()),
+            remote: is_remote(file),
         })
     }
 
@@ -54,8 +56,8 @@ impl Fingerprint {
         Ok(())
     }
 
-    /// What has changed, if anything has. `whole`: all of it was read before.
-    fn differs(&self, before: &Self, whole: bool) -> Differs {
+    /// What has changed, if anything has.
+    fn differs(&self, before: &Self) -> Differs {
         if self.size != before.size {
             Differs::Surely(format!(
                 "its size went from {} to {} bytes",
@@ -63,8 +65,8 @@ impl Fingerprint {
             ))
         } else if self.inode != before.inode {
             Differs::Surely("it is another file now".to_owned())
-        } else if self.mtime != before.mtime && !whole && !is_jitter(self.mtime, before.mtime) {
-            // What was not read yet cannot be compared with what it was.
+        } else if self.mtime != before.mtime && (self.was_written() || !is_jitter(self.mtime, before.mtime)) {
+            // What was not read before cannot be compared with what it was then.
             Differs::Surely("it was written to".to_owned())
         } else if (self.mtime, self.ctime) != (before.mtime, before.ctime) {
             Differs::Perhaps
@@ -72,9 +74,15 @@ impl Fingerprint {
             Differs::No
         }
     }
+
+    /// A write sets both times to the same moment, and only there is a file system's word on them exact.
+    fn was_written(&self) -> bool {
+        !self.remote && self.mtime == self.ctime
+    }
 }
 
 /// Whether a file has changed, as far as can be told without reading it.
+#[derive(Debug, PartialEq, Eq)]
 enum Differs {
     No,
     /// Its times did, which mode, owner, links and the jitter of network file systems explain as well as a write.
@@ -86,6 +94,27 @@ enum Differs {
 fn is_jitter(one: (i64, i64), other: (i64, i64)) -> bool {
     let nanos = |(s, ns): (i64, i64)| i128::from(s) * 1_000_000_000 + i128::from(ns);
     (nanos(one) - nanos(other)).abs() <= 2_000_000_000
+}
+
+/// Whether a file lies on another host or behind a daemon, whose clocks and caches have a say in its times: NFS, AFS,
+/// FUSE, the SMBs, Ceph, 9p, Lustre, BeeGFS, GPFS, GFS2, OCFS2.
+fn is_remote(file: &File) -> bool {
+    const REMOTE: [u32; 13] = [
+        0x6969,
+        0x5346_414f,
+        0x6573_5546,
+        0x517b,
+        0xff53_4d42,
+        0xfe53_4d42,
+        0x00c3_6400,
+        0x0102_1997,
+        0x0bd0_0bd0,
+        0x1983_0326,
+        0x4750_4653,
+        0x0116_1970,
+        0x7461_636f,
+    ];
+    rustix::fs::fstatfs(file).is_ok_and(|stat| REMOTE.contains(&(stat.f_type as u32)))
 }
 
 pub(super) fn changed(what: &str, when: &str) -> Failure {
@@ -116,7 +145,7 @@ impl Shared {
         }
         let read = lock(&self.progress).read;
         let before = *lock(&self.before);
-        match now.differs(&before, read == self.store.layout().count()) {
+        match now.differs(&before) {
             Differs::No => Ok(()),
             Differs::Surely(what) => Err(self.changed(&what)),
             Differs::Perhaps => {
@@ -201,5 +230,41 @@ pub(super) async fn run(shared: Arc<Shared>) {
             () = shared.stopping.cancelled() => return,
             () = sleep_until(Instant::now() + begun.elapsed() * 10) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // R30, R31.
+    #[test]
+    fn a_write_is_told_from_times_that_jitter() {
+        let before = Fingerprint {
+            size: 9,
+            mtime: (100, 500_000_000),
+            ctime: (100, 500_000_000),
+            inode: (1, 2),
+            remote: false,
+        };
+        assert_eq!(before.differs(&before), Differs::No);
+        let surely = |now: Fingerprint| matches!(now.differs(&before), Differs::Surely(_));
+        let perhaps = |now: Fingerprint| now.differs(&before) == Differs::Perhaps;
+        let times = |mtime, ctime, remote| Fingerprint {
+            mtime,
+            ctime,
+            remote,
+            ..before
+        };
+        // A mode, a name, a time that was set.
+        assert!(perhaps(times(before.mtime, (160, 0), false)));
+        assert!(perhaps(times((101, 0), (160, 0), false)));
+        // A write, however soon after the last one; and how rounding looks.
+        assert!(surely(times((101, 0), (101, 0), false)));
+        assert!(perhaps(times((101, 0), (101, 0), true)));
+        assert!(perhaps(times((98, 500_000_000), (98, 500_000_000), true)));
+        assert!(surely(times((103, 0), (103, 0), true)));
+        assert!(surely(times((160, 0), (170, 0), false)));
+        assert!(surely(Fingerprint { size: 8, ..before }));
     }
 }

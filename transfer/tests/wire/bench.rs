@@ -3,6 +3,7 @@
 use std::fs;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use stage_core::assignment::{Final, IfExists, Peer, Place, SourceReport, StreamChoice, TargetSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex};
 use stage_core::digest::{ChunkHash, FileDigest};
+use stage_core::failure::Failure;
 use stage_core::id::{Epoch, JobId, JobKey, NodeName, PlanVersion};
 use stage_core::manifest::Manifest;
 use stage_core::plan::WindowLimits;
@@ -99,6 +101,18 @@ impl Bench {
         }
     }
 
+    /// A payload with holes: so many apparent bytes, data at these places.
+    pub(crate) fn sparse(size: u64, data: &[(u64, &[u8])]) -> Self {
+        let mut bench = Self::new(0, None);
+        let file = fs::File::options().write(true).open(&bench.file).unwrap();
+        file.set_len(size).unwrap();
+        for (at, bytes) in data {
+            file.write_all_at(bytes, *at).unwrap();
+        }
+        bench.manifest = look(&bench.file).unwrap();
+        bench
+    }
+
     pub(crate) fn size(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -172,6 +186,18 @@ impl Bench {
     }
 
     pub(crate) fn target_if(&self, node: &Node, if_exists: IfExists) -> Target {
+        match self.prepare(node, if_exists).unwrap() {
+            Preparation::Ready(target) => target,
+            Preparation::Skipped { path } => panic!("{path} is skipped"),
+        }
+    }
+
+    /// Why the node cannot take it.
+    pub(crate) fn unfit(&self, node: &Node) -> Failure {
+        self.prepare(node, IfExists::Fail).unwrap_err()
+    }
+
+    fn prepare(&self, node: &Node, if_exists: IfExists) -> Result<Preparation, Failure> {
         let spec = TargetSpec {
             place: Place::Root {
                 root: None,
@@ -180,7 +206,7 @@ impl Bench {
             name: b"genome.db".to_vec(),
             if_exists,
         };
-        let prepared = prepare(
+        prepare(
             &node.roots,
             &node.state,
             self.job,
@@ -188,11 +214,7 @@ impl Bench {
             &self.manifest,
             ChunkHash::Blake3,
             &node.budget,
-        );
-        match prepared.unwrap() {
-            Preparation::Ready(target) => target,
-            Preparation::Skipped { path } => panic!("{path} is skipped"),
-        }
+        )
     }
 
     pub(crate) fn serve(&self, node: &Node, target: &Target, children: &[&str]) -> Serving {
@@ -296,6 +318,14 @@ impl Running {
         match soon("FINAL", self.reports.recv()).await {
             Some(SourceReport::Final(fin)) => fin,
             other => panic!("{other:?} instead of FINAL"),
+        }
+    }
+
+    /// Why it fails.
+    pub(crate) async fn failure(&mut self) -> Failure {
+        match soon("a failure", self.reports.recv()).await {
+            Some(SourceReport::Failed(failure)) => failure,
+            other => panic!("{other:?} instead of a failure"),
         }
     }
 

@@ -7,4 +7,5 @@ mod failover;
 mod hops;
 mod proxy;
 mod source;
+mod sparse;
 mod strangers;
