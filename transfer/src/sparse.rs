@@ -28,7 +28,7 @@ pub(crate) fn data_runs(file: &File, size: u64) -> io::Result<Vec<Range<u64>>> {
         at = run.end;
         merge.push(run);
     }
-    Ok(merge.runs)
+    Ok(merge.finish())
 }
 
 /// The first run of data within a range.
@@ -47,11 +47,11 @@ fn next_data(file: &File, within: Range<u64>) -> io::Result<Option<Range<u64>>> 
     Ok(Some(start..end.clamp(start + 1, within.end)))
 }
 
-/// Runs of data with the small holes between them filled; what is small grows with the number of runs.
+/// Runs of data with the small holes between them filled, and as many of the smallest others as it takes to have at most
+/// `max` runs in the end. In memory are never more than twice as many.
 struct Merge {
     runs: Vec<Range<u64>>,
     max: usize,
-    min_hole: u64,
 }
 
 impl Merge {
@@ -59,26 +59,49 @@ impl Merge {
         Self {
             runs: Vec::new(),
             max,
-            min_hole: MIN_HOLE,
         }
     }
 
     fn push(&mut self, run: Range<u64>) {
         match self.runs.last_mut() {
-            Some(last) if run.start - last.end < self.min_hole => last.end = run.end,
+            Some(last) if run.start - last.end < MIN_HOLE => last.end = run.end,
             _ => self.runs.push(run),
         }
-        while self.runs.len() > self.max {
-            self.min_hole = self.min_hole.saturating_mul(2);
-            let min_hole = self.min_hole;
-            self.runs.dedup_by(|run, last| {
-                let near = run.start - last.end < min_hole;
-                if near {
-                    last.end = run.end;
-                }
-                near
-            });
+        if self.runs.len() >= 2 * self.max {
+            self.reduce();
         }
+    }
+
+    fn finish(mut self) -> Vec<Range<u64>> {
+        self.reduce();
+        self.runs
+    }
+
+    fn reduce(&mut self) {
+        let Some(surplus) = self
+            .runs
+            .len()
+            .checked_sub(self.max)
+            .filter(|surplus| *surplus > 0)
+        else {
+            return;
+        };
+        let mut holes: Vec<_> = self
+            .runs
+            .windows(2)
+            .map(|pair| pair[1].start - pair[0].end)
+            .collect();
+        let (_, limit, _) = holes.select_nth_unstable(surplus - 1);
+        let limit = *limit;
+        let mut left = surplus;
+        self.runs.dedup_by(|run, last| {
+            let fill = left > 0 && run.start - last.end <= limit;
+            if fill {
+                last.end = run.end;
+                left -= 1;
+            }
+            fill
+        });
     }
 }
 
@@ -148,7 +171,7 @@ mod tests {
         let mut few = Merge::new(8);
         few.push(0..10);
         few.push(10 + MIN_HOLE - 1..MIN_HOLE + 20);
-        assert_eq!(few.runs, [0..MIN_HOLE + 20]);
+        assert_eq!(few.finish(), vec![0..MIN_HOLE + 20; 1]);
         let mut many = Merge::new(4);
         let (small, large) = (MIN_HOLE * 3, MIN_HOLE * 100);
         let mut at = 0;
@@ -157,15 +180,22 @@ mod tests {
             at += 1 + small;
             many.push(at..at + 1);
             at += 1 + large;
-            assert!(many.runs.len() <= 4, "{pair}");
+            assert!(many.runs.len() < 8, "{pair}");
         }
-        assert_eq!(many.runs.len(), 4, "{:?}", many.runs);
-        assert!(many.runs.iter().all(|run| run.end - run.start == small + 2));
+        let runs = many.finish();
+        assert_eq!(runs.len(), 4, "{runs:?}");
+        assert!(runs.iter().all(|run| run.end - run.start == small + 2));
+        // Of holes that are alike no more are filled than must be.
+        let mut alike = Merge::new(4);
+        (0..6).for_each(|at| alike.push(at * large..at * large + 1));
+        let runs = alike.finish();
+        assert_eq!((runs.len(), runs.last()), (4, Some(&(5 * large..5 * large + 1))));
     }
 
     #[test]
     fn holes_may_be_filled_with_zeros_and_nothing_else() {
-        let manifest = Manifest::single_sparse_file(ByteCount(1 << 30), [4096..8192], 0o600, (0, 0));
+        let manifest =
+            Manifest::single_sparse_file(ByteCount(1 << 30), std::iter::once(4096..8192), 0o600, (0, 0));
         let map = Map::new(&manifest).unwrap();
         let zero = |data: &[(u64, &[u8])]| holes_are_zero(&file_of(1 << 30, data), &map).unwrap();
         assert!(zero(&[]));

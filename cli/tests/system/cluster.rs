@@ -291,7 +291,7 @@ impl Cluster {
     pub(crate) fn listing(&self, node: usize) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(self.root(node))
             .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
         names.sort();
         names

@@ -9,5 +9,6 @@
 
 mod cluster;
 mod faults;
+mod payload;
 mod push;
 mod refusals;
