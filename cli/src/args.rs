@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use stage_core::id::{JobId, NodeName, RootName};
+use stage_core::id::{IdError, JobId, NodeName, RootName};
 use stage_core::plan::ShapeChoice;
 use stage_core::units::{ByteCount, Rate, parse_time};
 use stage_net::grpc::CoordinatorUrl;
@@ -171,7 +172,7 @@ pub(crate) struct Travel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Streams(pub Option<u16>);
 
-impl std::str::FromStr for Streams {
+impl FromStr for Streams {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "auto" {
@@ -211,7 +212,9 @@ pub(crate) enum Unfit {
 #[command(after_help = "\
 Examples:
   stage plan genome.db --to all-compute                       # the coordinator plans, with what agents report
-  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB'     # no daemon needed")]
+  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB'     # no daemon needed
+  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB' --explain --plot plan.svg
+  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB' --simulate --fail n7@30s")]
 pub(crate) struct Plan {
     /// The file that would be sent
     #[arg(value_name = "PATH", required_unless_present = "topology", value_hint = ValueHint::FilePath)]
@@ -233,12 +236,46 @@ pub(crate) struct Plan {
         required_unless_present = "path"
     )]
     pub size: Option<ByteCount>,
+    /// Show every layout that was tried, its forecast, what limits it, and why it was not taken
+    #[arg(long, requires = "topology")]
+    pub explain: bool,
+    /// Try the plan in a flow-level simulation of the topology
+    #[arg(long, requires = "topology")]
+    pub simulate: bool,
+    /// In the simulation, a node that dies so long after the start, such as n7@30s; may be repeated
+    #[arg(long, value_name = "NODE@TIME", requires = "simulate")]
+    pub fail: Vec<Death>,
+    /// Draw the plan as SVG: the tree over the racks, with the rate of each hop
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "topology")]
+    pub plot: Option<PathBuf>,
     /// How the bytes travel
     #[command(flatten)]
     pub travel: Travel,
     /// How it is shown
     #[command(flatten)]
     pub output: Output,
+}
+
+/// `--fail`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Death {
+    /// Who.
+    pub node: NodeName,
+    /// When, from the start of the push.
+    pub at: Duration,
+}
+
+impl FromStr for Death {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (node, at) = text
+            .rsplit_once('@')
+            .ok_or_else(|| format!("{text:?} is no node with a time: write for example \"n7@30s\""))?;
+        Ok(Self {
+            node: node.parse().map_err(|error: IdError| error.to_string())?,
+            at: parse_time(at).map_err(|error| error.to_string())?,
+        })
+    }
 }
 
 /// `stage status`.
@@ -438,15 +475,13 @@ pub(crate) struct Root {
     pub dir: PathBuf,
 }
 
-impl std::str::FromStr for Root {
+impl FromStr for Root {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, dir) = match text.split_once('=') {
             // A directory's name may hold an equals sign; a root's name holds no slash.
             Some((name, dir)) if !name.contains('/') => {
-                let name = name
-                    .parse()
-                    .map_err(|error: stage_core::id::IdError| error.to_string())?;
+                let name = name.parse().map_err(|error: IdError| error.to_string())?;
                 (Some(name), dir)
             }
             _ => (None, text),

@@ -1,8 +1,12 @@
 //! What happens to a job, as events: made here from one view after another, shown by the renderers beside each other.
 
+use std::time::Duration;
+
 use stage_core::failure::Failure;
 use stage_core::id::JobId;
-use stage_core::plan::Plan;
+use stage_core::plan::{Plan, Tried};
+use stage_core::simulate;
+use stage_core::units::ByteCount;
 
 use crate::view::{Job, Node};
 
@@ -18,6 +22,10 @@ pub(crate) enum Event {
         /// The plan.
         plan: Plan,
     },
+    /// What the planner tried, the plan's layout first.
+    Explained(Vec<Tried>),
+    /// The plan, tried in a simulation.
+    Simulated(Box<Simulated>),
     /// A target's state changed.
     Node {
         /// Of which job.
@@ -54,6 +62,32 @@ pub(crate) enum Event {
         /// The command's exit code.
         exit: u8,
     },
+}
+
+/// The outcome of a simulation.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Simulated {
+    /// The plan's forecast.
+    pub forecast: Duration,
+    /// What became of each target, and who moved.
+    pub outcome: simulate::Outcome,
+    /// What each interface and link carried.
+    pub edges: Vec<Carried>,
+}
+
+/// What an edge carried in its direction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Carried {
+    /// "link rack1-core", "interface of n1".
+    pub name: String,
+    /// The node or switch it starts from.
+    pub from: String,
+    /// The node or switch it leads to.
+    pub to: String,
+    /// An interface, not a link between switches.
+    pub is_interface: bool,
+    /// How much.
+    pub bytes: ByteCount,
 }
 
 /// The outcome of comparing copies.

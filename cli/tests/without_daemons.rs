@@ -115,6 +115,68 @@ fn a_plan_needs_no_daemon() {
 }
 
 #[test]
+fn a_plan_says_what_was_tried_and_is_tried_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(dir.path(), GOOD);
+    let drawing = dir.path().join("plan.svg");
+    let line = [
+        "plan",
+        "--topology",
+        &file,
+        "--from",
+        "n0",
+        "--to",
+        "workers",
+        "--size",
+        "10 GiB",
+    ];
+    let more = ["--explain", "--simulate", "--plot", drawing.to_str().unwrap()];
+    let text = stdout(&stage(&[&line[..], &more].concat()).success());
+    for part in [
+        "tried, from best to worst",
+        "chosen",
+        "simulated: 3 of 3 targets done",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let svg = fs::read_to_string(&drawing).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+
+    let line = [
+        &line[..],
+        &more[..2],
+        &["--shape", "chain", "--fail", "n2@1s", "--json"],
+    ]
+    .concat();
+    let text = stdout(&stage(&line).success());
+    let events: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let names: Vec<&str> = events
+        .iter()
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["planned", "explained", "simulated"]);
+    assert_eq!(events[1]["tried"][0]["verdict"], "chosen");
+    let simulated = &events[2];
+    assert!(simulated["seconds"].is_null(), "n2 is never done");
+    let finishes = simulated["nodes"].as_array().unwrap();
+    assert_eq!(
+        finishes
+            .iter()
+            .filter(|node| node["finish_seconds"].is_null())
+            .count(),
+        1
+    );
+    // Detected after three seconds.
+    assert_eq!(
+        (&simulated["moves"][0]["node"], &simulated["moves"][0]["seconds"]),
+        (&"n3".into(), &4.0.into())
+    );
+}
+
+#[test]
 fn a_plan_for_nobody_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = write(dir.path(), GOOD);

@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use stage_core::failure::{Code, Failure};
-use stage_core::plan::{Facts, PlanError, Request, plan};
+use stage_core::plan::{Facts, Plan, PlanError, Request, Tried, plan_explained};
+use stage_core::simulate::{Fault, FaultKind, Trial, simulate};
+use stage_core::topology::{End, Topology};
 use stage_core::units::ByteCount;
 
 use super::{block_on, push, source, topology};
 use crate::args::{self, Connection};
 use crate::client::Client;
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{Carried, Event, Simulated};
 use crate::render::Form;
-use crate::{config, exit};
+use crate::{config, exit, render};
 
 /// Runs `stage plan`.
 ///
@@ -21,27 +23,122 @@ use crate::{config, exit};
 /// There is no plan, or no coordinator.
 pub(crate) fn run(flags: &args::Plan, connection: &Connection) -> Result<u8, Error> {
     let form = Form::of(flags.output.json);
-    let plan = if flags.topology.is_some() {
-        alone(
-            flags,
-            connection.coordinator.as_ref().is_none_or(|url| url.is_tls()),
-        )?
-    } else {
-        block_on(asked(flags, connection))?
-    };
-    form.renderer().event(&Event::Planned { job: None, plan })?;
+    if flags.topology.is_none() {
+        let plan = block_on(asked(flags, connection))?;
+        form.renderer().event(&Event::Planned { job: None, plan })?;
+        return Ok(exit::DONE);
+    }
+    let is_tls = connection.coordinator.as_ref().is_none_or(|url| url.is_tls());
+    let Alone {
+        topology,
+        request,
+        plan,
+        tried,
+    } = alone(flags, is_tls)?;
+    let simulated = flags
+        .simulate
+        .then(|| simulated(flags, &topology, &request, &plan))
+        .transpose()?;
+    if let Some(file) = &flags.plot {
+        fs::write(file, render::drawing(&plan, &topology)).map_err(|error| {
+            Failure::new(
+                Code::Io,
+                format!("cannot write the drawing: {error}"),
+                "give a path that you can write to",
+            )
+            .at(source::show(file))
+        })?;
+    }
+    let mut renderer = form.renderer();
+    renderer.event(&Event::Planned { job: None, plan })?;
+    if flags.explain {
+        renderer.event(&Event::Explained(tried))?;
+    }
+    if let Some(simulated) = simulated {
+        renderer.event(&Event::Simulated(Box::new(simulated)))?;
+    }
     Ok(exit::DONE)
 }
 
-async fn asked(flags: &args::Plan, connection: &Connection) -> Result<stage_core::plan::Plan, Error> {
+/// Tries a plan in the topology that it was made from.
+fn simulated(
+    flags: &args::Plan,
+    topology: &Topology,
+    request: &Request,
+    plan: &Plan,
+) -> Result<Simulated, Error> {
+    let faults: Vec<Fault> = flags
+        .fail
+        .iter()
+        .map(|death| Fault {
+            node: death.node.clone(),
+            at: death.at,
+            kind: FaultKind::Dies,
+        })
+        .collect();
+    let trial = Trial {
+        topology,
+        request,
+        facts: &Facts::default(),
+        faults: &faults,
+        spread: 0.0,
+        seed: 0,
+    };
+    // The plan came from this topology, so what is unknown stands in --fail.
+    let outcome = simulate(plan, &trial).map_err(|error| {
+        Failure::new(
+            Code::UnknownTarget,
+            format!("--fail: {error} or not in the plan"),
+            "name the source or a target",
+        )
+    })?;
+    let end = |end: End<'_>| match end {
+        End::Node { node, .. } => node.name.to_string(),
+        End::Switch(switch) => switch.to_string(),
+    };
+    let edges = topology
+        .links()
+        .flat_map(|link| {
+            [
+                (link.edge, link.from, link.to),
+                (link.edge.reverse(), link.to, link.from),
+            ]
+            .map(|way| (link.is_interface, way))
+        })
+        .filter_map(|(is_interface, (edge, from, to))| {
+            Some(Carried {
+                name: topology.edge_name(edge),
+                from: end(from),
+                to: end(to),
+                is_interface,
+                bytes: *outcome.edges.get(&edge)?,
+            })
+        })
+        .collect();
+    Ok(Simulated {
+        forecast: plan.predicted,
+        outcome,
+        edges,
+    })
+}
+
+async fn asked(flags: &args::Plan, connection: &Connection) -> Result<Plan, Error> {
     let path = source::path(flags.path.as_slice())?;
     let request = push::bare(&path, flags.from.as_ref(), &flags.to, &flags.travel)?;
     let (url, net) = config::client(connection)?;
     Client::connect(&net, &url).await?.plan(request).await
 }
 
+/// A plan, and what it was made from.
+struct Alone {
+    topology: Topology,
+    request: Request,
+    plan: Plan,
+    tried: Vec<Tried>,
+}
+
 /// Without any daemon.
-fn alone(flags: &args::Plan, encrypted: bool) -> Result<stage_core::plan::Plan, Error> {
+fn alone(flags: &args::Plan, encrypted: bool) -> Result<Alone, Error> {
     let file = flags.topology.as_deref().expect("the caller looked");
     let (name, topology) = topology::load(file)?;
     let refused = |code, why: String, hint: &str| Error::from(Failure::new(code, why, hint).at(&name));
@@ -66,7 +163,7 @@ fn alone(flags: &args::Plan, encrypted: bool) -> Result<stage_core::plan::Plan, 
         source_limit: flags.travel.source_limit,
         encrypted,
     };
-    plan(&topology, &request, &Facts::default()).map_err(|error| {
+    let (plan, tried) = plan_explained(&topology, &request, &Facts::default()).map_err(|error| {
         let code = match &error {
             PlanError::UnknownNode(_) | PlanError::NoTarget => Code::UnknownTarget,
             PlanError::Unreachable(_) => Code::Config,
@@ -76,6 +173,12 @@ fn alone(flags: &args::Plan, encrypted: bool) -> Result<stage_core::plan::Plan, 
             error.to_string(),
             "see --from, --to and the topology's links",
         )
+    })?;
+    Ok(Alone {
+        topology,
+        request,
+        plan,
+        tried,
     })
 }
 

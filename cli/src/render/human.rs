@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Duration;
 
 use stage_core::failure::{Code, Failure};
 use stage_core::plan::Plan;
@@ -10,7 +11,7 @@ use stage_core::topology::hostlist;
 use stage_core::units::{ByteCount, show_time};
 
 use super::{Render, table};
-use crate::event::Event;
+use crate::event::{Event, Simulated};
 use crate::exit;
 use crate::view::{Job, JobState, Node, NodeState};
 
@@ -46,6 +47,8 @@ impl<W: Write> Render for Lines<W> {
                     table::hops(&mut self.out, plan)?;
                 }
             }
+            Event::Explained(tried) => table::tried(&mut self.out, tried)?,
+            Event::Simulated(simulated) => simulation(&mut self.out, simulated)?,
             Event::Node { node, .. } if self.each && !is_dull(node.state) => {
                 writeln!(self.out, "{}", change(node))?;
             }
@@ -132,6 +135,75 @@ fn summary(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
     } else {
         writeln!(out, "  why: {}", plan.reason)
     }
+}
+
+/// More moves or links than these are counted only.
+const LINES: usize = 20;
+
+/// A simulation: when it ends, who moved, who gets nothing, what the links between switches carried.
+fn simulation(out: &mut impl Write, simulated: &Simulated) -> io::Result<()> {
+    let outcome = &simulated.outcome;
+    let targets = outcome.finishes.len();
+    let done: Vec<Duration> = outcome
+        .finishes
+        .iter()
+        .filter_map(|(_, finish)| *finish)
+        .collect();
+    match done.iter().max() {
+        Some(last) => {
+            let off = last.as_secs_f64() / simulated.forecast.as_secs_f64() - 1.0;
+            writeln!(
+                out,
+                "simulated: {} of {} done after {} (forecast {}, {:+.1} %), the mean after {}",
+                done.len(),
+                count(targets, "target"),
+                show_time(*last),
+                show_time(simulated.forecast),
+                off * 100.0,
+                show_time(outcome.mean()),
+            )?;
+        }
+        None => writeln!(
+            out,
+            "simulated: none of {} is ever done",
+            count(targets, "target")
+        )?,
+    }
+    for step in outcome.moves.iter().take(LINES) {
+        writeln!(
+            out,
+            "  after {}: {} goes to {}",
+            show_time(step.at),
+            step.node,
+            step.to
+        )?;
+    }
+    more(out, outcome.moves.len(), "move")?;
+    if done.len() < targets {
+        let never = outcome.finishes.iter().filter(|(_, finish)| finish.is_none());
+        let names = hostlist::fold(never.map(|(node, _)| node.as_str()));
+        writeln!(out, "  never done: {names}")?;
+    }
+    let links: Vec<_> = simulated.edges.iter().filter(|edge| !edge.is_interface).collect();
+    for link in links.iter().take(LINES) {
+        writeln!(
+            out,
+            "  {} carries {} from {} to {}",
+            link.name, link.bytes, link.from, link.to
+        )?;
+    }
+    more(out, links.len(), "link")
+}
+
+fn more(out: &mut impl Write, all: usize, what: &str) -> io::Result<()> {
+    if all > LINES {
+        writeln!(
+            out,
+            "  and {}: see --json",
+            count(all - LINES, &format!("more {what}"))
+        )?;
+    }
+    Ok(())
 }
 
 /// What became of a node, in a line.

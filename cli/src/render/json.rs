@@ -1,12 +1,13 @@
 //! JSON for scripts: one object a line, each with `"event"`. The field names are a promise.
 
+mod plans;
+
 use std::io::{self, Write};
 use std::time::Duration;
 
 use serde::Serialize;
 use stage_core::failure::Failure;
 use stage_core::id::{JobId, NodeName};
-use stage_core::plan::Plan;
 
 use super::Render;
 use crate::event::Event;
@@ -48,6 +49,10 @@ impl<W: Write> Render for Json<W> {
                 job: *job,
                 plan: plan.into(),
             }),
+            Event::Explained(tried) => self.line(&Line::Explained {
+                tried: tried.iter().map(Into::into).collect(),
+            }),
+            Event::Simulated(simulated) => self.line(&Line::Simulated(simulated.as_ref().into())),
             Event::Node { job, node } => self.line(&Line::Node {
                 job: *job,
                 node: node.into(),
@@ -96,8 +101,12 @@ enum Line<'a> {
     Planned {
         #[serde(skip_serializing_if = "Option::is_none")]
         job: Option<JobId>,
-        plan: FullPlan<'a>,
+        plan: plans::FullPlan<'a>,
     },
+    Explained {
+        tried: Vec<plans::OneTried<'a>>,
+    },
+    Simulated(plans::Simulation<'a>),
     Node {
         job: JobId,
         #[serde(flatten)]
@@ -194,60 +203,8 @@ impl<'a> From<&'a Node> for OneNode<'a> {
 }
 
 /// Thousandths are what a measured time is worth.
-fn seconds(time: Duration) -> f64 {
+pub(super) fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e3).round() / 1e3
-}
-
-#[derive(Serialize)]
-struct FullPlan<'a> {
-    shape: String,
-    source: &'a NodeName,
-    depth: u16,
-    predicted_seconds: f64,
-    bound_seconds: f64,
-    reason: &'a str,
-    hops: Vec<OneHop<'a>>,
-}
-
-#[derive(Serialize)]
-struct OneHop<'a> {
-    child: &'a NodeName,
-    parent: &'a NodeName,
-    fallbacks: &'a [NodeName],
-    streams: u16,
-    streams_cap: u16,
-    depth: u16,
-    bytes_per_second: u64,
-    finish_seconds: f64,
-    limited_by: &'a str,
-}
-
-impl<'a> From<&'a Plan> for FullPlan<'a> {
-    fn from(plan: &'a Plan) -> Self {
-        Self {
-            shape: plan.shape.to_string(),
-            source: &plan.source,
-            depth: plan.depth,
-            predicted_seconds: seconds(plan.predicted),
-            bound_seconds: seconds(plan.bound),
-            reason: &plan.reason,
-            hops: plan
-                .hops
-                .iter()
-                .map(|hop| OneHop {
-                    child: &hop.child,
-                    parent: &hop.parent,
-                    fallbacks: &hop.fallbacks,
-                    streams: hop.streams,
-                    streams_cap: hop.streams_cap,
-                    depth: hop.depth,
-                    bytes_per_second: hop.rate.bytes_per_second().round() as u64,
-                    finish_seconds: seconds(hop.finish),
-                    limited_by: &hop.limited_by,
-                })
-                .collect(),
-        }
-    }
 }
 
 #[derive(Serialize)]

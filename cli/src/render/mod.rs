@@ -1,6 +1,7 @@
 //! What is shown, and nothing but that: the only writers to standard output. One stream of events goes in, one of
 //! three siblings shows it: lines for people, bars for a terminal, JSON for scripts.
 
+mod drawing;
 mod human;
 mod json;
 mod lists;
@@ -14,6 +15,7 @@ use stage_core::failure::Failure;
 use crate::error::Error;
 use crate::event::Event;
 
+pub(crate) use drawing::drawing;
 pub(crate) use lists::{job, jobs, nodes, topology};
 
 /// One who shows events.

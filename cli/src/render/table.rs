@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table};
 use stage_core::failure::Code;
-use stage_core::plan::Plan;
+use stage_core::plan::{Plan, Tried};
 use stage_core::units::{Rate, show_time};
 
 use crate::view::{Job, Node, NodeState};
@@ -141,6 +141,38 @@ pub(crate) fn hops(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
             hop.limited_by.clone(),
         ]);
     }
+    write(out, &table)
+}
+
+/// What the planner tried.
+pub(crate) fn tried(out: &mut impl Write, tried: &[Tried]) -> io::Result<()> {
+    let mut table = plain(
+        &[
+            "layout",
+            "forecast",
+            "mean",
+            "depth",
+            "crossings",
+            "limited by",
+            "verdict",
+        ],
+        &[1, 2, 3, 4],
+    );
+    for one in tried {
+        table.add_row([
+            one.form.clone(),
+            show_time(one.predicted).to_string(),
+            show_time(one.mean).to_string(),
+            one.depth.to_string(),
+            one.crossings.to_string(),
+            one.limited_by.clone(),
+            one.verdict.clone(),
+        ]);
+    }
+    writeln!(
+        out,
+        "tried, from best to worst (crossings: of links between switches, by all hops):"
+    )?;
     write(out, &table)
 }
 
