@@ -1,5 +1,10 @@
 //! What can be typed. Everything is parsed into its type here; what the values mean is the commands' affair.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "these comments are help texts, in which brackets mean optional"
+)]
+
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
