@@ -2,7 +2,7 @@
 //!
 //! A flow-level simulation. Hops are fluids that share the fabric max-min fairly (`shares`); what changes a rate is an
 //! event (`engine`): a hop that begins, grows through slow start, catches up with its parent or ends, a node that gets
-//! slow or dies. Between events nothing is reckoned, so a terabyte costs no more than a megabyte. Relays store and
+//! slow or dies (`faults`). Between events nothing is reckoned, so a terabyte costs no more than a megabyte. Relays store and
 //! forward: a child's bytes begin when its parent holds a whole chunk on each stream, and stay that far behind.
 //!
 //! It shares with the planner the formulas for a single hop ([`crate::cost`]) and nothing of how the planner adds them
@@ -10,6 +10,7 @@
 //! given here are taken for the truth.
 
 mod engine;
+mod faults;
 mod shares;
 
 use std::collections::BTreeMap;

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use stage_core::cost;
 use stage_core::id::NodeName;
 use stage_core::plan::{Facts, Hop, NodeFacts, Plan, PlanError, Request, Shape, ShapeChoice, plan};
+use stage_core::simulate::{Fault, FaultKind, Trial, simulate};
 use stage_core::topology::{EdgeId, Topology};
 use stage_core::units::{ByteCount, Rate};
 
@@ -363,6 +364,60 @@ proptest! {
             let other = plan(&topology, &request, &facts).unwrap();
             prop_assert!(auto.predicted <= other.predicted.mul_f64(1.021), "{shape} beats {}", auto.shape);
         }
+    }
+
+    #[test]
+    fn simulated_plans_end_as_forecast((fabric, request, facts) in any_question(1)) {
+        let topology = fabric.parse();
+        let made = plan(&topology, &request, &facts).unwrap();
+        let trial =
+            Trial { topology: &topology, request: &request, facts: &facts, faults: &[], spread: 0.0, seed: 0 };
+        let outcome = simulate(&made, &trial).unwrap();
+        for (hop, (node, finish)) in made.hops.iter().zip(&outcome.finishes) {
+            prop_assert_eq!(&hop.child, node);
+            prop_assert!(finish.is_some(), "{} is never done", node);
+            if hop.child != made.source {
+                // Everybody gets everything, once.
+                let into: u64 = (0..)
+                    .map_while(|leg| topology.interface_edge(node, leg))
+                    .map(|edge| outcome.edges.get(&edge.reverse()).map_or(0, |bytes| bytes.0))
+                    .sum();
+                prop_assert!(into.abs_diff(request.size.0) <= 1 + request.size.0 / 1_000_000_000);
+            }
+        }
+        let last = outcome.last().unwrap();
+        prop_assert!(last >= made.bound.mul_f64(0.999), "{last:?} beats the bound {:?}", made.bound);
+        // Of a file of few chunks much is start-up, which the forecast reckons at the rate of the slowest hop.
+        let off = made.predicted.abs_diff(last);
+        prop_assert!(
+            request.size < ByteCount(1 << 30) || off <= last.mul_f64(0.05) + Duration::from_millis(300),
+            "{}: forecast {:?}, simulated {last:?}", made.shape, made.predicted
+        );
+    }
+
+    #[test]
+    fn survivors_are_served_whoever_dies(
+        (fabric, request, facts) in any_question(1),
+        deaths in prop::collection::vec((any::<prop::sample::Index>(), 0.0..1.2f64), 1..5),
+    ) {
+        let topology = fabric.parse();
+        let made = plan(&topology, &request, &facts).unwrap();
+        let faults: Vec<Fault> = deaths
+            .into_iter()
+            .map(|(who, when)| Fault {
+                node: who.get(&made.hops).child.clone(),
+                at: made.predicted.mul_f64(when),
+                kind: FaultKind::Dies,
+            })
+            .filter(|fault| fault.node != made.source)
+            .collect();
+        let trial =
+            Trial { topology: &topology, request: &request, facts: &facts, faults: &faults, spread: 0.0, seed: 0 };
+        let outcome = simulate(&made, &trial).unwrap();
+        for (node, finish) in &outcome.finishes {
+            prop_assert!(finish.is_some() || faults.iter().any(|fault| fault.node == *node), "{} is forgotten", node);
+        }
+        prop_assert_eq!(outcome, simulate(&made, &trial).unwrap(), "equal input, equal outcome");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use super::shares::Shares;
-use super::{DETECT, FaultKind, Move, NEXT_DIAL, Trial, draw};
+use super::{Move, Trial, draw};
 use crate::chunk::CHUNK;
 use crate::cost;
 use crate::plan::forecast::lay_hop;
@@ -15,7 +15,7 @@ use crate::units::{ByteCount, Rate};
 
 /// Where a hop stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     /// Not connected.
     Away,
     /// Connected; the parent has nothing whole yet.
@@ -41,18 +41,18 @@ pub(super) struct Flow {
     /// Bytes a second; 0 unless running.
     pub(super) rate: f64,
     edges: Vec<EdgeId>,
-    fallbacks: std::vec::IntoIter<usize>,
+    pub(super) fallbacks: std::vec::IntoIter<usize>,
     streams: u16,
     /// What it could carry alone, in bytes a second.
     alone: f64,
     /// What its disk does since a fault.
-    disk: f64,
+    pub(super) disk: f64,
     /// Where slow start stands.
     grown: f64,
     rtt: f64,
     /// From the parent's hand to the child's.
     latency: f64,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// Here, at `since`.
     bytes: f64,
     since: f64,
@@ -60,9 +60,9 @@ pub(super) struct Flow {
     brought: f64,
     /// How far it stays behind an incomplete parent.
     lag: f64,
-    complete: Option<f64>,
+    pub(super) complete: Option<f64>,
     /// Events of an earlier attempt, or looks ahead from before a rate changed, are void.
-    attempt: u32,
+    pub(super) attempt: u32,
     look: u32,
 }
 
@@ -74,7 +74,7 @@ impl Flow {
 
 /// What happens at a time. Of equal times in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+pub(super) enum What {
     Fault,
     Dial,
     Connected,
@@ -97,19 +97,19 @@ pub(super) struct Engine<'a> {
     /// Whom each node serves.
     pub(super) below: Vec<Vec<usize>>,
     pub(super) shares: Shares,
-    ground: &'a Ground<'a>,
+    pub(super) ground: &'a Ground<'a>,
     trial: &'a Trial<'a>,
     size: f64,
     /// Fewer bytes than this are none: floats end somewhere.
     none: f64,
-    source_disk: f64,
+    pub(super) source_disk: f64,
     edge_count: usize,
     carried: BTreeMap<EdgeId, f64>,
-    moves: Vec<Move>,
+    pub(super) moves: Vec<Move>,
     queue: BinaryHeap<Event>,
-    now: f64,
-    seeds: Vec<usize>,
-    resources: Vec<usize>,
+    pub(super) now: f64,
+    pub(super) seeds: Vec<usize>,
+    pub(super) resources: Vec<usize>,
     faulty: Vec<usize>,
 }
 
@@ -242,7 +242,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn push(&mut self, at: f64, what: What, whom: usize, number: u32) {
+    pub(super) fn push(&mut self, at: f64, what: What, whom: usize, number: u32) {
         if at.is_finite() {
             self.queue
                 .push(Reverse((at.max(0.0).to_bits(), what, whom, number)));
@@ -282,7 +282,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn attach(&mut self, child: usize, parent: usize, streams: Option<u16>) -> bool {
+    pub(super) fn attach(&mut self, child: usize, parent: usize, streams: Option<u16>) -> bool {
         let Some(laid) = lay_hop(self.ground, parent, child) else {
             return false;
         };
@@ -311,7 +311,7 @@ impl<'a> Engine<'a> {
         true
     }
 
-    fn connect(&mut self, child: usize) {
+    pub(super) fn connect(&mut self, child: usize) {
         let flow = &self.flows[child];
         let rtt = Duration::try_from_secs_f64(flow.rtt).unwrap_or(Duration::MAX);
         let time = cost::handshake(rtt, self.ground.request.encrypted).as_secs_f64();
@@ -484,7 +484,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Takes a hop off the fabric.
-    fn stop(&mut self, node: usize, phase: Phase) {
+    pub(super) fn stop(&mut self, node: usize, phase: Phase) {
         self.advance(node);
         let flow = &mut self.flows[node];
         if flow.phase == Phase::Running {
@@ -508,7 +508,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Books what came over the edges of this parent.
-    fn book(&mut self, node: usize) {
+    pub(super) fn book(&mut self, node: usize) {
         self.advance(node);
         let flow = &mut self.flows[node];
         let moved = flow.bytes - flow.brought;
@@ -516,70 +516,5 @@ impl<'a> Engine<'a> {
         for &edge in &flow.edges {
             *self.carried.entry(edge).or_default() += moved;
         }
-    }
-
-    fn strike(&mut self, node: usize, kind: FaultKind) {
-        match kind {
-            FaultKind::Dies => {
-                if self.flows[node].phase != Phase::Complete || node == SOURCE {
-                    self.flows[node].complete = None;
-                }
-                self.lose(node);
-            }
-            FaultKind::Disk(rate) if node == SOURCE => {
-                self.source_disk = rate.bytes_per_second();
-                self.seeds.extend_from_slice(&self.below[SOURCE]);
-            }
-            FaultKind::Disk(rate) => {
-                self.flows[node].disk = rate.bytes_per_second();
-                self.seeds.push(node);
-            }
-            FaultKind::Network(share) => {
-                let name = self.ground.name(node);
-                for interface in 0..self.ground.node(node).interfaces.len() {
-                    if let Some(edge) = self.ground.topology.interface_edge(name, interface) {
-                        for edge in [edge, edge.reverse()] {
-                            let full = cost::goodput(self.ground.topology.capacity(edge)).bytes_per_second();
-                            self.shares.capacities[edge.0 as usize] = full * share.clamp(0.0, 1.0);
-                            self.resources.push(edge.0 as usize);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// A node is gone, or has nobody to ask: those below it find out, and ask others.
-    fn lose(&mut self, node: usize) {
-        self.stop(node, Phase::Lost);
-        self.flows[node].attempt += 1;
-        let away = DETECT.as_secs_f64();
-        for child in std::mem::take(&mut self.below[node]) {
-            if matches!(self.flows[child].phase, Phase::Complete | Phase::Lost) {
-                continue;
-            }
-            self.stop(child, Phase::Away);
-            self.book(child);
-            let flow = &mut self.flows[child];
-            flow.attempt += 1;
-            let attempt = flow.attempt;
-            self.push(self.now + away, What::Dial, child, attempt);
-        }
-    }
-
-    fn dial(&mut self, node: usize) {
-        let Some(parent) = self.flows[node].fallbacks.next() else {
-            return self.lose(node);
-        };
-        if self.flows[parent].phase == Phase::Lost || !self.attach(node, parent, None) {
-            let (at, attempt) = (self.now + NEXT_DIAL.as_secs_f64(), self.flows[node].attempt);
-            return self.push(at, What::Dial, node, attempt);
-        }
-        self.moves.push(Move {
-            at: Duration::try_from_secs_f64(self.now).unwrap_or(Duration::MAX),
-            node: self.ground.name(node).clone(),
-            to: self.ground.name(parent).clone(),
-        });
-        self.connect(node);
     }
 }
