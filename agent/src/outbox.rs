@@ -28,6 +28,18 @@ enum Kind {
 struct Entry {
     body: v1::agent_message::Body,
     said: bool,
+    /// Its job is over: once said, nobody needs it again.
+    last: bool,
+}
+
+impl Entry {
+    fn new(kind: Kind, body: v1::agent_message::Body) -> Self {
+        Self {
+            body,
+            said: false,
+            last: kind == Kind::Applied,
+        }
+    }
 }
 
 /// Facts by job and kind.
@@ -43,7 +55,7 @@ impl Outbox {
     }
 
     fn put(&self, job: JobId, kind: Kind, body: v1::agent_message::Body) {
-        self.entries().insert((job, kind), Entry { body, said: false });
+        self.entries().insert((job, kind), Entry::new(kind, body));
         self.changed.notify_one();
     }
 
@@ -127,21 +139,28 @@ impl Outbox {
         if let Some(old) = next.checked_sub(INCIDENTS) {
             entries.remove(&(job, Kind::Incident(old)));
         }
-        entries.insert((job, Kind::Incident(next)), Entry { body, said: false });
+        let kind = Kind::Incident(next);
+        entries.insert((job, kind), Entry::new(kind, body));
         drop(entries);
         self.changed.notify_one();
     }
 
-    /// The job is over: nothing is left to say, except that the last order was applied.
+    /// The job is over: nothing is left to say, except that the last order was applied, and an outcome that the
+    /// coordinator could not know when it gave that order. A copy that was published just before a cancel is one.
     pub(crate) fn forget(&self, job: JobId) {
-        self.entries()
-            .retain(|(of, kind), _| *of != job || *kind == Kind::Applied);
+        self.entries().retain(|(of, kind), entry| {
+            if *of != job || *kind == Kind::Applied {
+                return true;
+            }
+            entry.last = *kind == Kind::Outcome && !entry.said;
+            entry.last
+        });
     }
 
-    /// A new session: everything is to be said again. Incidents and applied orders that were said once are not.
+    /// A new session: everything is to be said again, except incidents that were said once.
     pub(crate) fn say_again(&self) {
         let mut entries = self.entries();
-        entries.retain(|(_, kind), entry| !(entry.said && matches!(kind, Kind::Incident(_) | Kind::Applied)));
+        entries.retain(|(_, kind), entry| !(entry.said && matches!(kind, Kind::Incident(_))));
         entries.values_mut().for_each(|entry| entry.said = false);
         drop(entries);
         self.changed.notify_one();
@@ -149,14 +168,15 @@ impl Outbox {
 
     /// What has not been said in this session, in the order in which a job happens.
     pub(crate) fn unsaid(&self) -> Vec<v1::agent_message::Body> {
-        self.entries()
-            .values_mut()
-            .filter(|entry| !entry.said)
-            .map(|entry| {
+        let mut unsaid = Vec::new();
+        self.entries().retain(|_, entry| {
+            if !entry.said {
                 entry.said = true;
-                entry.body.clone()
-            })
-            .collect()
+                unsaid.push(entry.body.clone());
+            }
+            !entry.last
+        });
+        unsaid
     }
 
     /// Returns when there may be something unsaid.
@@ -190,6 +210,39 @@ mod tests {
         outbox.forget(a);
         outbox.say_again();
         assert_eq!(outbox.unsaid().len(), 1);
+    }
+
+    #[test]
+    fn a_cancel_does_not_swallow_an_outcome_that_was_not_said_yet() {
+        let outbox = Outbox::default();
+        let job = JobId::from_random([1; 16]);
+        let published = Outcome::Published {
+            path: "/scratch/x".to_owned(),
+            already: false,
+            bytes_received: 1,
+            took: std::time::Duration::ZERO,
+        };
+        outbox.outcome(job, &published);
+        outbox.forget(job);
+        outbox.applied(job, (Epoch(1), PlanVersion(5)));
+        let said = outbox.unsaid();
+        assert!(matches!(
+            said[..],
+            [
+                v1::agent_message::Body::Outcome(_),
+                v1::agent_message::Body::Applied(_)
+            ]
+        ));
+        assert!(
+            outbox.entries().is_empty(),
+            "an agent that runs for years keeps nothing of ended jobs"
+        );
+
+        outbox.outcome(job, &published);
+        assert_eq!(outbox.unsaid().len(), 1);
+        outbox.forget(job);
+        outbox.say_again();
+        assert!(outbox.unsaid().is_empty(), "it was said before the order came");
     }
 
     #[test]
