@@ -428,6 +428,10 @@ pub fn held_jobs(state: &Path) -> Vec<(JobId, u32)> {
 /// # Errors
 /// Something of it could not be removed.
 pub fn discard_job(roots: &Roots, state: &Path, job: JobId) -> Result<(), Failure> {
+    if !journal::job_dir(state, job).exists() {
+        // Of a source nothing is kept that has a name, and of a target that was never ready neither.
+        return Ok(());
+    }
     // Without a head nobody knows the place; and in no case is anything touched outside the roots.
     if let Some(record) = journal::peek(state, job) {
         match roots.find(&record.dir) {
