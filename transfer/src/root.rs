@@ -346,6 +346,17 @@ impl Held {
         path
     }
 
+    /// Whether its path still leads to it: nobody moved, replaced or unmounted it since.
+    pub(crate) fn is_in_place(&self) -> bool {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let same = || -> rustix::io::Result<bool> {
+            let there = rustix::fs::fstat(rustix::fs::open(self.path(), flags, Mode::empty())?)?;
+            let held = rustix::fs::fstat(&self.dir)?;
+            Ok((there.st_dev, there.st_ino) == (held.st_dev, held.st_ino))
+        };
+        same().unwrap_or(false)
+    }
+
     /// Makes the directory's entries durable.
     pub(crate) fn sync(&self) -> rustix::io::Result<()> {
         sync_directory(self.fd())

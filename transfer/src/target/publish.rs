@@ -29,7 +29,7 @@ pub enum PublishError {
     /// The chunks here are not the declared ones: some have to be disowned and fetched elsewhere.
     #[error("the digests of the chunks here do not make the declared root")]
     RootDiffers,
-    /// Somebody put other content there meanwhile: the target is unfit. The partial is still here.
+    /// Somebody put other content there meanwhile, or moved the directory: the target is unfit.
     #[error("{0}")]
     Unfit(Failure),
     /// It failed for good.
@@ -62,6 +62,7 @@ impl Target {
             Some(already) => already,
             None => {
                 let copy = self.copy();
+                self.check_place(copy)?;
                 let already = copy.partial().is_none();
                 if already {
                     self.confirm_old(copy)?;
@@ -166,6 +167,24 @@ impl Target {
             tracing::warn!(path = site.shown, "{failure}");
         }
         Ok(())
+    }
+
+    /// A copy in a directory that was moved away, or unmounted while it was held, is none at the path that was asked
+    /// for. The target begins anew there once it is asked again.
+    fn check_place(&self, copy: &Copy) -> Result<(), PublishError> {
+        let site = &copy.site;
+        if site.held.is_in_place() {
+            return Ok(());
+        }
+        copy.remove_partial();
+        Err(PublishError::Unfit(
+            Failure::new(
+                Code::RootUnusable,
+                "the directory was removed, moved or unmounted during the transfer",
+                "put it back; the push fills whatever directory stands there",
+            )
+            .at(site.shown.clone()),
+        ))
     }
 
     /// The partial's name must still lead to our file, and the final name to nothing but a file.

@@ -170,6 +170,28 @@ fn roots_are_told_apart_and_one_that_is_missing_is_tried_again() {
 }
 
 #[test]
+fn a_directory_that_was_moved_away_gets_no_copy_and_its_successor_does() {
+    let bench = Bench::new(CHUNK);
+    let target = bench.ready();
+    bench.receive_rest(&target);
+    let away = bench.root.join("away");
+    fs::rename(bench.dir(), &away).unwrap();
+    for _ in 0..2 {
+        let Err(PublishError::Unfit(failure)) = target.publish(&bench.fin()) else {
+            panic!("nobody finds a copy at the path that was asked for")
+        };
+        assert_eq!(failure.code, Code::RootUnusable, "{failure}");
+        assert_eq!(Bench::names(&away), [""; 0]);
+        fs::create_dir_all(bench.dir()).unwrap();
+    }
+    drop(target);
+    let target = bench.ready();
+    assert_eq!(bench.receive_rest(&target), 1);
+    target.publish(&bench.fin()).unwrap();
+    bench.assert_published();
+}
+
+#[test]
 fn a_directory_that_may_not_be_written_is_unfit() {
     if rustix::process::geteuid().is_root() {
         eprintln!("skipped: root may write everywhere, so this test needs an ordinary user");
