@@ -16,7 +16,7 @@ mod stream;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stage_core::chunk::ChunkIndex;
 use stage_core::failure::Failure;
@@ -39,6 +39,10 @@ pub(crate) use queue::MAX_OFFERS;
 const SPARE_PLACES: usize = 2;
 /// How many chunks a hop may have ready before the source stops reading ahead of it.
 const AHEAD: u32 = 8;
+
+/// How long nobody asks before the source reads on without being asked. A child that lost a parent, or hears of the
+/// job late, has dialled by then; if not, what it wants is read once more.
+const ALONE: Duration = Duration::from_secs(5);
 
 /// What this node sends of one job, sampled.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +86,8 @@ pub(crate) struct Served {
     origin: u64,
     children: Mutex<BTreeSet<NodeName>>,
     hops: Mutex<HashMap<HopId, Arc<Hop>>>,
+    /// Since when there is no hop.
+    alone: Mutex<Option<Instant>>,
     gate: Gate,
     /// The job is not served any more.
     pub(crate) ended: CancellationToken,
@@ -137,6 +143,7 @@ impl Served {
             origin: u64::from_le_bytes(random()),
             children: Mutex::new(job.children.into_iter().collect()),
             hops: Mutex::default(),
+            alone: Mutex::new(Some(Instant::now())),
             gate: Gate::default(),
             ended: CancellationToken::new(),
             leaving: plane.draining(),
@@ -186,6 +193,7 @@ impl Served {
             let older = hops.extract_if(|_, other| other.child == hop.child);
             let older = older.map(|(_, hop)| hop).collect();
             hops.insert(hop.id, hop.clone());
+            *lock(&self.alone) = None;
             older
         };
         older.iter().for_each(|hop| hop.end());
@@ -193,7 +201,12 @@ impl Served {
     }
 
     pub(crate) fn dismiss(&self, id: HopId) {
-        lock(&self.hops).remove(&id);
+        {
+            let mut hops = lock(&self.hops);
+            if hops.remove(&id).is_some() && hops.is_empty() {
+                *lock(&self.alone) = Some(Instant::now());
+            }
+        }
         self.gate.open();
     }
 
@@ -208,7 +221,8 @@ impl Served {
         }
     }
 
-    /// Whether the source should read on: some hop has little left to send, or nothing much was read yet.
+    /// Whether the source should read on: some hop has little left to send, or nothing much was read yet, or nobody
+    /// has asked for a while: then all may have all, of an earlier life of this source, and wait only for FINAL.
     fn wants_more(&self, read: u32) -> bool {
         let hops: Vec<_> = lock(&self.hops).values().cloned().collect();
         let mut lowest = None;
@@ -216,7 +230,8 @@ impl Served {
             let ready = hop.ready();
             lowest = Some(lowest.map_or(ready, |low: u32| low.min(ready)));
         }
-        lowest.map_or(read < AHEAD, |ready| ready < AHEAD)
+        let alone = lock(&self.alone).is_some_and(|since| since.elapsed() >= ALONE);
+        lowest.map_or(read < AHEAD || alone, |ready| ready < AHEAD)
     }
 
     /// Blocks until the source should read on, after `read` chunks; `false` when it should stop instead.

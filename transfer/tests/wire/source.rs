@@ -148,3 +148,13 @@ async fn a_source_reads_a_little_ahead_and_no_more() {
     assert_eq!(source.source.store().have().len(), 8);
     source.source.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_nobody_asks_declares_all_the_same() {
+    // As after a restart: its children had all before, and wait for nothing but FINAL.
+    let bench = Bench::insecure(64 * CHUNK);
+    let n0 = bench.node("n0");
+    let mut source = bench.source(&n0, &["n1"]).await;
+    assert_eq!(source.fin().await.chunks, 64);
+    source.source.stop().await;
+}
