@@ -178,6 +178,7 @@ impl Client {
             client: self,
             job,
             views: None,
+            ended: false,
         }
     }
 }
@@ -187,6 +188,8 @@ pub(crate) struct Watch {
     client: Client,
     job: JobId,
     views: Option<Streaming<v1::JobView>>,
+    /// The last view showed the job's end.
+    ended: bool,
 }
 
 impl Watch {
@@ -201,8 +204,14 @@ impl Watch {
         loop {
             let status = match &mut self.views {
                 Some(views) => match views.message().await {
-                    Ok(Some(view)) => return view.try_into().map(Some).map_err(|error| strange(&error)),
-                    Ok(None) => return Ok(None),
+                    Ok(Some(view)) => {
+                        let job: Job = view.try_into().map_err(|error| strange(&error))?;
+                        self.ended = job.state.is_ended();
+                        return Ok(Some(job));
+                    }
+                    Ok(None) if self.ended => return Ok(None),
+                    // A coordinator that stops ends what it was saying properly, the job goes on.
+                    Ok(None) => Status::unavailable("it ended the watch before the job had ended"),
                     Err(status) => status,
                 },
                 None => {

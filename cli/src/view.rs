@@ -95,6 +95,11 @@ words!(
 );
 
 impl JobState {
+    /// Nothing more will happen.
+    pub(crate) fn is_ended(self) -> bool {
+        matches!(self, Self::Done | Self::Partial | Self::Failed | Self::Cancelled)
+    }
+
     /// No byte moves yet.
     pub(crate) fn is_before_bytes(self) -> bool {
         matches!(self, Self::Queued | Self::Preparing | Self::Planning)

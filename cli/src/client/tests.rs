@@ -177,6 +177,22 @@ async fn a_watch_survives_a_coordinator_that_comes_back() {
 }
 
 #[tokio::test]
+async fn a_watch_that_ends_before_its_job_is_taken_up_again() {
+    let fake = Fake::default();
+    fake.0.lock().unwrap().watches = vec![
+        (vec![view("running", false)], None),
+        (vec![], None),
+        (vec![view("done", true)], None),
+    ];
+    let (address, _server) = serve(fake, "127.0.0.1:0");
+    let mut watch = client(address).await.watch(id());
+    let last = follow(&mut watch, Until::Ended, &mut Seen::default())
+        .await
+        .unwrap();
+    assert_eq!(last.state, JobState::Done);
+}
+
+#[tokio::test]
 async fn settled_is_not_ended() {
     let fake = Fake::default();
     let open = || (vec![view("open", true), view("done", true)], None);
