@@ -103,6 +103,8 @@ pub(crate) struct Job {
     /// When this node began to run.
     begun: Option<Instant>,
     fin: Option<Final>,
+    /// The last order to run.
+    run: Option<Run>,
     manifest: ManifestDigest,
     complete: bool,
     /// The target's outcome was said: published, or not to be.
@@ -126,6 +128,7 @@ impl Job {
             inbound: None,
             begun: None,
             fin: None,
+            run: None,
             manifest: ManifestDigest([0; 32]),
             complete: false,
             ended: false,
@@ -255,6 +258,7 @@ impl Job {
 
     /// The running state: starts what is missing, adjusts what runs.
     async fn be(&mut self, run: Run) {
+        self.run = Some(run.clone());
         self.begun.get_or_insert_with(Instant::now);
         self.manifest = run.manifest.digest();
         if let Some(spec) = &run.source {
@@ -436,12 +440,29 @@ impl Job {
                 self.context.outbox.outcome(self.id, &outcome);
             }
             Err(PublishError::RootDiffers) => self.repair(self.manifest, &fin).await,
+            Err(PublishError::Unfit(failure)) if failure.code == Code::Exists && target.skips() => {
+                drop(target);
+                self.begin_anew().await;
+            }
             Err(PublishError::Unfit(failure)) => {
                 self.end(Outcome::Unfit(failure.on(&self.context.node))).await;
             }
             Err(PublishError::Failed(failure)) => {
                 self.end(Outcome::Failed(failure.on(&self.context.node))).await;
             }
+        }
+    }
+
+    /// Something stands at the target that was not there before, and the rule says to leave it: preparing says so.
+    async fn begin_anew(&mut self) {
+        self.halt_target().await;
+        self.live.parts().store = None;
+        self.target = None;
+        self.complete = false;
+        if let Some(run) = self.run.clone()
+            && let Some(spec) = &run.target
+        {
+            self.be_target(&run, spec).await;
         }
     }
 

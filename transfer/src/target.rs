@@ -367,6 +367,11 @@ impl Target {
         self.copy().has_old()
     }
 
+    /// Whether other content there is left, and counts as done.
+    pub fn skips(&self) -> bool {
+        self.copy().rule == IfExists::Skip
+    }
+
     /// Its chunks.
     pub fn store(&self) -> &Arc<Store> {
         &self.store

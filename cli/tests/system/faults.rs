@@ -172,3 +172,16 @@ fn a_source_that_changes_is_published_nowhere() {
     cluster.wait_clean();
     assert!(cluster.listing(1).is_empty() && cluster.listing(2).is_empty());
 }
+
+#[test]
+fn a_file_that_appears_in_mid_push_is_left_where_the_rule_says_so() {
+    let cluster = Cluster::start(3);
+    let push = Push::at_a_quarter(&cluster, "n2", 32 * CHUNK, &["--if-exists", "skip"]);
+    let theirs = cluster.root(2).join("genome.db");
+    std::fs::write(&theirs, "theirs").unwrap();
+    let ran = push.finish().expect(0);
+    assert_eq!(ran.node("n2")["state"], "skipped", "{}", ran.last());
+    assert_eq!(std::fs::read(&theirs).unwrap(), b"theirs");
+    cluster.assert_published([1], &cluster.path("genome.db"));
+    cluster.wait_clean();
+}
