@@ -16,6 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 /// In the first moments after a start nobody is declared away in mid-job: nobody's last heartbeat is known.
 pub(crate) const START_GRACE: Duration = Duration::from_secs(30);
+
+/// Leases are looked at every second. Where that took so long, it was this process that was silent (stopped, or its
+/// machine asleep), and what agents said meanwhile lies unread.
+const BLIND: Duration = Duration::from_secs(5);
 /// A refusal is shown for so long: a refused agent dials again every 30 s.
 const REFUSAL_SHOWN: Duration = Duration::from_secs(90);
 /// Refusals kept at most: their names come from strangers.
@@ -83,6 +87,8 @@ pub(crate) struct Fleet {
     drained: BTreeMap<NodeName, u64>,
     started_unix_ms: u64,
     grace_over: bool,
+    /// When leases were looked at last.
+    looked: Duration,
 }
 
 impl Fleet {
@@ -232,6 +238,16 @@ impl Fleet {
     /// of `topology` that have not come at all.
     pub(crate) fn expired(&mut self, topology: &Topology, now: Now) -> Vec<NodeName> {
         let mut gone = Vec::new();
+        let blind = now.up.saturating_sub(std::mem::replace(&mut self.looked, now.up));
+        if blind >= BLIND {
+            tracing::warn!(
+                seconds = blind.as_secs(),
+                "this coordinator did not run for a while; every agent gets a new lease"
+            );
+            for agent in self.agents.values_mut().filter(|agent| agent.up) {
+                agent.heard = now.up;
+            }
+        }
         if now.up < START_GRACE {
             return gone;
         }
@@ -413,10 +429,34 @@ mod tests {
             Code::NameTaken
         );
         assert!(fleet.admit(&registration(1), &topology, cluster).is_ok());
-        assert!(fleet.expired(&topology, at(38)).is_empty());
+        for second in 31..=38 {
+            assert!(fleet.expired(&topology, at(second)).is_empty());
+        }
         assert_eq!(fleet.expired(&topology, at(39)), std::slice::from_ref(&n1));
         assert!(fleet.expired(&topology, at(40)).is_empty(), "told once");
         assert!(fleet.admit(&registration(2), &topology, cluster).is_ok());
+    }
+
+    #[test]
+    fn who_did_not_run_takes_no_lease_for_ended() {
+        let topology = Topology::parse("t", TOPOLOGY).unwrap();
+        let mut fleet = Fleet::new([], at(0));
+        let n1 = registration(1).node;
+        let (first, _queue) = session(1);
+        fleet.register(&registration(1), first, at(1));
+        for second in 26..=31 {
+            fleet.expired(&topology, at(second));
+        }
+        assert!(fleet.heard(&n1, SessionId(1), at(31)));
+        assert!(
+            fleet.expired(&topology, at(90)).is_empty(),
+            "a minute in which nobody listened"
+        );
+        assert!(!fleet.closed(&n1, SessionId(1), at(90)), "it may come back");
+        for second in 91..100 {
+            assert!(fleet.expired(&topology, at(second)).is_empty());
+        }
+        assert_eq!(fleet.expired(&topology, at(100)), std::slice::from_ref(&n1));
     }
 
     #[test]
