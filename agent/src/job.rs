@@ -293,6 +293,7 @@ impl Job {
             manifest: run.manifest.clone(),
             hash: run.hash,
             source_limit: spec.limit,
+            expect_md5: spec.expect_md5,
             limit: run.limit,
             state: self.context.state.clone(),
             children: run.children.clone(),

@@ -139,7 +139,7 @@ pub(crate) struct Push {
     /// Return once so many of the targets have it; the rest goes on
     #[arg(long, value_name = "N%", value_parser = parse_percent)]
     pub enough: Option<f64>,
-    /// Publish only what agrees with the file's line in FILE, as `sha256sum` writes it
+    /// Publish only what agrees with the file's line in FILE, as `sha256sum` or `md5sum` writes it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub expect: Option<PathBuf>,
     /// Return as soon as the job exists, and print its id

@@ -146,6 +146,8 @@ pub(crate) struct Job {
     pub elapsed: Duration,
     /// The payload's SHA-256 in hexadecimal, once known.
     pub sha256: Option<String>,
+    /// The function by which it agrees with the digest that was expected, once that is known.
+    pub agrees: Option<String>,
     /// How far the SHA-256 has come.
     pub sha256_bytes: ByteCount,
     /// What the source read.
@@ -266,6 +268,7 @@ impl TryFrom<v1::JobView> for Job {
             submitted_unix_ms: wire.submitted_unix_ms,
             elapsed: time(wire.seconds),
             sha256: (!wire.sha256.is_empty()).then_some(wire.sha256),
+            agrees: (!wire.agrees.is_empty()).then_some(wire.agrees),
             sha256_bytes: ByteCount(wire.sha256_bytes),
             source_bytes_read: ByteCount(wire.source_bytes_read),
             source_bytes_sent: ByteCount(wire.source_bytes_sent),
@@ -414,6 +417,7 @@ pub(crate) mod samples {
             submitted_unix_ms: 1_700_000_000_000,
             elapsed: Duration::from_millis(4000),
             sha256: None,
+            agrees: None,
             sha256_bytes: ByteCount(1 << 29),
             source_bytes_read: ByteCount(1 << 29),
             source_bytes_sent: ByteCount(1 << 29),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::{ChunkHash, FileDigest, RootDigest};
+use crate::digest::{ChunkHash, FileDigest, Md5Digest, RootDigest};
 use crate::id::{Epoch, JobId, JobKey, NodeName, PlanVersion, RootName};
 use crate::manifest::Manifest;
 use crate::units::Rate;
@@ -33,6 +33,10 @@ impl Assignment {
 
 /// What the node is to be.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time on each job, never in a list"
+)]
 pub enum Order {
     /// Look at the source and say what it is; nothing is read yet. Answered by [`Prepared`].
     PrepareSource(SourceSpec),
@@ -107,6 +111,8 @@ pub struct SourceSpec {
     pub path: Vec<u8>,
     /// What may be read a second.
     pub limit: Option<Rate>,
+    /// FINAL is declared only if the whole file's MD5 is this; `None`: no MD5 is computed.
+    pub expect_md5: Option<Md5Digest>,
 }
 
 /// Where the payload shall lie on a target.

@@ -18,10 +18,10 @@ pub enum ChunkHash {
 }
 
 macro_rules! digest {
-    ($(#[$doc:meta])* $type:ident) => {
+    ($(#[$doc:meta])* $type:ident, $len:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        pub struct $type(pub [u8; 32]);
+        pub struct $type(pub [u8; $len]);
 
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,11 +38,11 @@ macro_rules! digest {
         impl FromStr for $type {
             type Err = DigestError;
             fn from_str(text: &str) -> Result<Self, DigestError> {
-                let fault = || DigestError(text.to_owned());
-                if text.len() != 64 || !text.is_ascii() {
+                let fault = || DigestError(text.to_owned(), 2 * $len);
+                if text.len() != 2 * $len || !text.is_ascii() {
                     return Err(fault());
                 }
-                let mut bytes = [0; 32];
+                let mut bytes = [0; $len];
                 for (i, byte) in bytes.iter_mut().enumerate() {
                     *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).map_err(|_| fault())?;
                 }
@@ -52,27 +52,56 @@ macro_rules! digest {
     };
 }
 
-/// A text that is not 64 hexadecimal digits.
+/// A text that is not so many hexadecimal digits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a digest of 64 hexadecimal digits")]
-pub struct DigestError(String);
+#[error("{0:?} is not a digest of {1} hexadecimal digits")]
+pub struct DigestError(String, usize);
 
 digest!(
     /// The digest of one chunk's bytes, by the job's [`ChunkHash`].
-    ChunkDigest
+    ChunkDigest,
+    32
 );
 digest!(
     /// The BLAKE3 digest of a manifest's bytes.
-    ManifestDigest
+    ManifestDigest,
+    32
 );
 digest!(
     /// BLAKE3 over the manifest's digest and the list of chunk digests: who agrees on it agrees on every byte.
-    RootDigest
+    RootDigest,
+    32
 );
 digest!(
     /// SHA-256 of a whole file: what people compare.
-    FileDigest
+    FileDigest,
+    32
 );
+
+digest!(
+    /// MD5 of a whole file: worth nothing against an adversary, but what many publishers ship.
+    Md5Digest,
+    16
+);
+
+/// What a whole file is expected to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Expected {
+    /// By its SHA-256, which every source computes.
+    Sha256(FileDigest),
+    /// By its MD5, which only a source computes that is asked to.
+    Md5(Md5Digest),
+}
+
+impl Expected {
+    /// The name of the function.
+    pub fn function(&self) -> &'static str {
+        match self {
+            Self::Sha256(_) => "sha256",
+            Self::Md5(_) => "md5",
+        }
+    }
+}
 
 /// A chunk digest under way.
 // The BLAKE3 state is 1.9 KiB against 100 bytes, but there is one of these per stream, reused.

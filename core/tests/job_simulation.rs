@@ -168,7 +168,7 @@ impl World {
             unfit: [UnfitRule::Wait, UnfitRule::Wait, UnfitRule::Skip, UnfitRule::Fail]
                 [dice.below(4) as usize],
             wait_for: Duration::from_secs(WAIT_FOR),
-            expect,
+            expect: expect.map(stage_core::digest::Expected::Sha256),
             encrypted: true,
         };
         let agents = (0..count)

@@ -6,7 +6,7 @@ use stage_core::assignment::{
     Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
     SourceSpec, StreamChoice, TargetSpec,
 };
-use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
+use stage_core::digest::{ChunkHash, FileDigest, Md5Digest, RootDigest};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobKey, NodeName, PlanVersion};
 use stage_core::manifest::Manifest;
@@ -231,6 +231,7 @@ impl From<&SourceSpec> for v1::SourceSpec {
         Self {
             path: spec.path.clone(),
             limit_bytes_per_second: limit_out(spec.limit),
+            expect_md5: spec.expect_md5.map(|md5| md5.0.to_vec()).unwrap_or_default(),
         }
     }
 }
@@ -244,6 +245,10 @@ impl TryFrom<&v1::SourceSpec> for SourceSpec {
         Ok(Self {
             path: wire.path.clone(),
             limit: limit(wire.limit_bytes_per_second),
+            expect_md5: match wire.expect_md5.as_slice() {
+                [] => None,
+                md5 => Some(Md5Digest(array("source.expect_md5", md5)?)),
+            },
         })
     }
 }
@@ -606,6 +611,7 @@ mod tests {
             source: Some(SourceSpec {
                 path: b"/data/genome.db".to_vec(),
                 limit: Some(Rate::from_bytes_per_second(1e6)),
+                expect_md5: Some(Md5Digest([9; 16])),
             }),
             target: Some(TargetSpec {
                 place: Place::Root {

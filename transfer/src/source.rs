@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use stage_core::assignment::SourceReport;
 use stage_core::chunk::{Layout, MAX_PAYLOAD};
-use stage_core::digest::ChunkHash;
+use stage_core::digest::{ChunkHash, Md5Digest};
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::{JobId, JobKey, NodeName};
 use stage_core::manifest::Manifest;
@@ -116,6 +116,8 @@ pub struct SourceConfig {
     pub manifest: Manifest,
     /// Which function digests its chunks.
     pub hash: ChunkHash,
+    /// FINAL is declared only if the whole file's MD5 is this; `None`: no MD5 is computed.
+    pub expect_md5: Option<Md5Digest>,
     /// What may be read a second.
     pub source_limit: Option<Rate>,
     /// What may be sent a second, over all children.
@@ -145,6 +147,7 @@ struct Shared {
     place: PathBuf,
     file: File,
     before: Mutex<Fingerprint>,
+    expect_md5: Option<Md5Digest>,
     begun: Instant,
     pace: Pacer,
     events: mpsc::Sender<SourceReport>,
@@ -160,6 +163,8 @@ struct Shared {
 struct Progress {
     /// Chunks that are here, from the first on.
     read: u32,
+    /// The digests of the whole file are known.
+    digested: bool,
     /// FINAL is declared.
     declared: bool,
     failed: bool,
@@ -288,6 +293,7 @@ impl Source {
             place: config.path,
             file,
             before: Mutex::new(before),
+            expect_md5: config.expect_md5,
             begun: Instant::now(),
             pace: Pacer::new(config.source_limit),
             events,

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use stage_core::digest::Expected;
 use stage_core::id::{JobId, NodeName};
 use stage_core::units::Rate;
 use stage_proto::v1;
@@ -73,8 +74,13 @@ fn detached(form: Form, job: JobId, render: &mut dyn Render) -> Result<u8, Error
 fn request(push: &Push) -> Result<v1::SubmitRequest, Error> {
     let path = source::path(&push.paths)?;
     let expect = match &push.expect {
-        Some(file) => source::expected(file, &path)?.to_string(),
-        None => String::new(),
+        Some(file) => Some(source::expected(file, &path)?),
+        None => None,
+    };
+    let (sha256, md5) = match expect {
+        Some(Expected::Sha256(digest)) => (digest.to_string(), String::new()),
+        Some(Expected::Md5(digest)) => (String::new(), digest.to_string()),
+        None => Default::default(),
     };
     Ok(v1::SubmitRequest {
         if_exists: match push.if_exists {
@@ -90,7 +96,8 @@ fn request(push: &Push) -> Result<v1::SubmitRequest, Error> {
         }
         .into(),
         wait_for_seconds: push.wait_for.as_secs(),
-        expect_sha256: expect,
+        expect_sha256: sha256,
+        expect_md5: md5,
         dest: dest(push.dest.as_deref())?,
         ..bare(&path, push.from.as_ref(), &push.to, &push.travel)?
     })

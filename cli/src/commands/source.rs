@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use stage_core::digest::FileDigest;
+use stage_core::digest::Expected;
 use stage_core::failure::{Code, Failure, show_path};
 
 use crate::error::Error;
@@ -72,18 +72,18 @@ pub(crate) fn host_addresses() -> io::Result<Vec<String>> {
         .collect())
 }
 
-/// The digest that `file` (as `sha256sum` writes it) has for the payload at `path`.
+/// The digest that `file` (as `sha256sum` or `md5sum` writes it) has for the payload at `path`.
 ///
 /// # Errors
-/// The file cannot be read, has no line for the payload, or more than one that differ, or MD5 sums.
-pub(crate) fn expected(file: &Path, path: &Path) -> Result<FileDigest, Error> {
+/// The file cannot be read, has no line for the payload, or more than one that differ.
+pub(crate) fn expected(file: &Path, path: &Path) -> Result<Expected, Error> {
     let hint = "make it with `sha256sum FILE > SUMS` where the file is known to be right";
     let text =
         fs::read(file).map_err(|error| Error::usage(format!("--expect {}: {error}", show(file)), hint))?;
     find(&text, path).map_err(|why| Error::usage(format!("--expect {}: {why}", show(file)), hint))
 }
 
-fn find(text: &[u8], path: &Path) -> Result<FileDigest, String> {
+fn find(text: &[u8], path: &Path) -> Result<Expected, String> {
     let wanted = path.file_name().unwrap_or_default();
     let mut found: Vec<String> = Vec::new();
     for line in text.split(|byte| *byte == b'\n') {
@@ -99,15 +99,18 @@ fn find(text: &[u8], path: &Path) -> Result<FileDigest, String> {
             found.push(digest);
         }
     }
+    // Where both are told, the stronger one counts.
+    if found.iter().any(|digest| digest.len() == 64) {
+        found.retain(|digest| digest.len() == 64);
+    }
     found.dedup();
     match &found[..] {
         [] => Err(format!("has no line for {}", show_path(wanted.as_bytes()))),
-        [digest] if digest.len() == 32 => {
-            Err("holds MD5 sums, which are not checked for now: write SHA-256 sums".to_owned())
+        [digest] => match digest.len() {
+            32 => digest.parse().map(Expected::Md5),
+            _ => digest.parse().map(Expected::Sha256),
         }
-        [digest] => digest
-            .parse()
-            .map_err(|_| format!("the line for {} has no SHA-256", show_path(wanted.as_bytes()))),
+        .map_err(|error| error.to_string()),
         _ => Err(format!(
             "has several lines for {} that differ",
             show_path(wanted.as_bytes())
@@ -198,7 +201,11 @@ mod tests {
             format!("{B}  x/genome.db\n{A}  /data/genome.db\n"),
             format!("{A}  genome.db\n{A}  genome.db"),
         ] {
-            assert_eq!(find(text.as_bytes(), path).unwrap().to_string(), A, "{text}");
+            assert_eq!(
+                find(text.as_bytes(), path).unwrap(),
+                Expected::Sha256(A.parse().unwrap()),
+                "{text}"
+            );
         }
         let odd = Path::new("/data/a\nb\\c");
         assert!(find(format!("\\{A}  a\\nb\\\\c\n").as_bytes(), odd).is_ok());
@@ -211,7 +218,21 @@ mod tests {
         assert!(fault("").contains("no line"));
         assert!(fault(&format!("{A}  other.db\n")).contains("no line"));
         assert!(fault(&format!("{A}  x/genome.db\n{B}  y/genome.db\n")).contains("differ"));
-        assert!(fault(&format!("{}  genome.db\n", &A[..32])).contains("MD5"));
+        let md5 = &A[..32];
+        for text in [
+            format!("{md5}  genome.db\n"),
+            format!("MD5 (genome.db) = {md5}\n"),
+        ] {
+            assert_eq!(
+                find(text.as_bytes(), path).unwrap(),
+                Expected::Md5(md5.parse().unwrap())
+            );
+            let both = format!("{text}SHA256 (genome.db) = {A}\n");
+            assert_eq!(
+                find(both.as_bytes(), path).unwrap(),
+                Expected::Sha256(A.parse().unwrap())
+            );
+        }
     }
 
     #[test]

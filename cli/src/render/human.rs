@@ -295,6 +295,9 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
         )?,
         None => {}
     }
+    if let Some(function) = &job.agrees {
+        writeln!(out, "agrees with the {function} that was expected")?;
+    }
     if let Some(source) = &job.source
         && (moved || job.source_bytes_read > ByteCount(0))
     {

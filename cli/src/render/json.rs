@@ -226,6 +226,8 @@ pub(crate) struct Outcome<'a> {
     payload_bytes: u64,
     seconds: f64,
     sha256: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agrees: Option<&'a str>,
     source_bytes_read: u64,
     source_bytes_sent: u64,
     plan: Option<PlanSummary>,
@@ -246,6 +248,7 @@ impl<'a> Outcome<'a> {
             payload_bytes: job.payload.0,
             seconds: seconds(job.elapsed),
             sha256: job.sha256.as_deref(),
+            agrees: job.agrees.as_deref(),
             source_bytes_read: job.source_bytes_read.0,
             source_bytes_sent: job.source_bytes_sent.0,
             plan: job.plan.as_ref().map(|plan| PlanSummary {

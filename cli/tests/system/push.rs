@@ -113,10 +113,49 @@ fn expected_digests_decide_about_publishing() {
     );
     cluster.wait_clean();
     assert!(cluster.listing(1).is_empty() && cluster.listing(2).is_empty());
-    cluster
+    let good = cluster
         .push(&source, &["--to", "targets", "--expect", "GOOD"])
         .expect(0);
+    assert_eq!(good.last()["agrees"], "sha256");
     cluster.assert_published(1..3, &source);
+}
+
+#[test]
+fn md5_sums_as_publishers_ship_them_count_too() {
+    let cluster = Cluster::start(2);
+    let source = cluster.path("abc.txt");
+    fs::write(&source, "abc").unwrap();
+    let other = "0".repeat(32);
+    let right = "900150983cd24fb0d6963f7d28e17f72";
+    fs::write(
+        cluster.path("BAD"),
+        format!("{right}  other.txt\n{other}  abc.txt\n"),
+    )
+    .unwrap();
+    let bad = cluster
+        .push(&source, &["--to", "n1", "--expect", "BAD"])
+        .expect(6);
+    assert!(bad.stderr.contains("MD5"), "{}", bad.stderr);
+    cluster.wait_clean();
+    assert!(cluster.listing(1).is_empty());
+    for (at, sums) in [
+        format!("{other}  other.txt\n{right} *./abc.txt\n"),
+        format!("MD5 (abc.txt) = {right}\n"),
+    ]
+    .iter()
+    .enumerate()
+    {
+        fs::write(cluster.path("SUMS"), sums).unwrap();
+        let dest = format!("main:{at}");
+        let good = cluster
+            .push(&source, &["--to", "n1", "--expect", "SUMS", "--dest", &dest])
+            .expect(0);
+        assert_eq!(good.last()["agrees"], "md5", "{}", good.last());
+        assert_eq!(
+            fs::read(cluster.root(1).join(format!("{at}/abc.txt"))).unwrap(),
+            b"abc"
+        );
+    }
 }
 
 #[test]

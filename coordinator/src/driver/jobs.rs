@@ -242,6 +242,7 @@ impl Driver {
             order: Order::PrepareSource(SourceSpec {
                 path: drafted.path.clone(),
                 limit: None,
+                expect_md5: None,
             }),
         };
         let source = drafted.source.clone();

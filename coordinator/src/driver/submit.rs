@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use stage_core::assignment::{IfExists, Place, TargetSpec};
-use stage_core::digest::{ChunkHash, FileDigest};
+use stage_core::digest::{ChunkHash, Expected};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{JobId, JobKey, NodeName, RootName};
 use stage_core::job::{Spec, UnfitRule};
@@ -35,7 +35,7 @@ pub(crate) struct Submit {
     pub(crate) unfit: UnfitRule,
     /// `None`: the usual time.
     pub(crate) wait_for: Option<Duration>,
-    pub(crate) expect: Option<FileDigest>,
+    pub(crate) expect: Option<Expected>,
 }
 
 /// A submit that names a source, targets and a place that can be.
@@ -52,7 +52,7 @@ pub(crate) struct Drafted {
     target: TargetSpec,
     unfit: UnfitRule,
     wait_for: Duration,
-    expect: Option<FileDigest>,
+    expect: Option<Expected>,
 }
 
 impl Drafted {

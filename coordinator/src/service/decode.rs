@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
+use stage_core::digest::Expected;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobId, PlanVersion};
 use stage_core::job::UnfitRule;
@@ -86,7 +87,10 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
             Err(_) => return Err(fault("unfit", "is not a rule")),
         },
         wait_for: (wire.wait_for_seconds > 0).then(|| Duration::from_secs(wire.wait_for_seconds)),
-        expect: optional("expect_sha256", &wire.expect_sha256)?,
+        expect: match optional("expect_sha256", &wire.expect_sha256)? {
+            Some(sha256) => Some(Expected::Sha256(sha256)),
+            None => optional("expect_md5", &wire.expect_md5)?.map(Expected::Md5),
+        },
     })
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Changes, Effect, Job, KEEP, Phase, RESEND, TargetState, Told};
 use crate::assignment::{Assignment, Order, Peer, Run, SourceSpec, StreamChoice};
+use crate::digest::Expected;
 use crate::failure::Code;
 use crate::id::NodeName;
 use crate::plan::{Hop, Request};
@@ -81,6 +82,10 @@ impl Job {
         SourceSpec {
             path: self.spec.path.clone(),
             limit: self.spec.source_limit,
+            expect_md5: match self.spec.expect {
+                Some(Expected::Md5(md5)) => Some(md5),
+                _ => None,
+            },
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::{Final, TargetSpec};
-use crate::digest::{ChunkHash, FileDigest};
+use crate::digest::{ChunkHash, Expected, FileDigest};
 use crate::failure::Failure;
 use crate::id::{JobId, JobKey, NodeName, PlanVersion};
 use crate::manifest::Manifest;
@@ -57,8 +57,8 @@ pub struct Spec {
     pub unfit: UnfitRule,
     /// `--wait-for`: how long after the submit unfit targets are awaited.
     pub wait_for: Duration,
-    /// `--expect`: publish only if the file's SHA-256 is this.
-    pub expect: Option<FileDigest>,
+    /// `--expect`: publish only if the file's digest is this.
+    pub expect: Option<Expected>,
     /// Data travels encrypted.
     pub encrypted: bool,
 }

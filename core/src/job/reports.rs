@@ -3,6 +3,7 @@
 use super::{Copied, Job, PROBE_EVERY, Phase, TargetState};
 use crate::assignment::{Order, Outcome, Prepared, Progress, SourceReport};
 use crate::chunk::Layout;
+use crate::digest::Expected;
 use crate::failure::{Code, Failure};
 use crate::id::{NodeName, PlanVersion};
 use crate::plan::{Plan, PlanError};
@@ -170,7 +171,7 @@ impl Job {
                 self.dirty_record = true;
                 self.changed();
                 match self.spec.expect {
-                    Some(expected) if expected != digest => {
+                    Some(Expected::Sha256(expected)) if expected != digest => {
                         let source = self.spec.source.clone();
                         self.fail(
                             Failure::new(
@@ -201,9 +202,11 @@ impl Job {
         }
     }
 
-    /// FINAL is in force once it is declared and, with `--expect`, the SHA-256 is known to agree.
+    /// FINAL is in force once it is declared and, with `--expect`, the SHA-256 is known to agree. With an MD5, the source
+    /// itself declares it only then.
     fn allow_publishing(&mut self) {
-        if self.record.fin.is_some() || (self.spec.expect.is_some() && self.record.sha256.is_none()) {
+        let waits = matches!(self.spec.expect, Some(Expected::Sha256(_))) && self.record.sha256.is_none();
+        if self.record.fin.is_some() || waits {
             return;
         }
         self.record.fin.clone_from(&self.record.declared);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Job, Live, Now, Phase, TargetState};
 use crate::assignment::Progress;
-use crate::digest::FileDigest;
+use crate::digest::{Expected, FileDigest};
 use crate::failure::{Code, Failure};
 use crate::id::{JobId, NodeName};
 use crate::plan::Plan;
@@ -38,6 +38,8 @@ pub struct JobView {
     pub took: Duration,
     /// The file's SHA-256.
     pub sha256: Option<FileDigest>,
+    /// What it agrees with of that which `--expect` asked for, once that is known.
+    pub agrees: Option<Expected>,
     /// Bytes of the apparent size that the SHA-256 lane has passed.
     pub sha256_bytes: u64,
     /// Bytes read from the source file.
@@ -184,6 +186,8 @@ impl Job {
             submitted_unix_ms: record.submitted_unix_ms,
             took: Duration::from_millis(end.saturating_sub(record.submitted_unix_ms)),
             sha256: record.sha256,
+            // FINAL is in force only then.
+            agrees: self.spec.expect.filter(|_| record.fin.is_some()),
             sha256_bytes: record.sha256_bytes,
             source_bytes_read: record.source_bytes_read,
             source_bytes_sent: record.source_bytes_sent,

@@ -79,6 +79,9 @@ fn read_all(shared: &Shared) -> Result<(), End> {
 
 /// All is read: what it was, provided that it still is.
 fn declare(shared: &Shared) -> Result<Final, End> {
+    if shared.expect_md5.is_some() && !shared.wait(|progress| progress.digested) {
+        return Err(End::Stopped);
+    }
     shared.unchanged().map_err(End::Failed)?;
     shared.holes_unchanged().map_err(End::Failed)?;
     if shared.is_stopped() || shared.has_failed() {

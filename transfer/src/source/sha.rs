@@ -1,12 +1,13 @@
-//! The whole file's SHA-256: in order, beside the transfer, and late if it must be. Holes are hashed, not read.
+//! The whole file's SHA-256, and its MD5 where one is expected: in order, beside the transfer, and late if it must be. Holes are hashed, not read.
 
 use std::sync::atomic::Ordering;
 
+use md5::Md5;
 use sha2::{Digest as _, Sha256};
 use stage_core::assignment::SourceReport;
 use stage_core::chunk::ChunkIndex;
-use stage_core::digest::{FileDigest, chunk_digest};
-use stage_core::failure::Failure;
+use stage_core::digest::{FileDigest, Md5Digest, chunk_digest};
+use stage_core::failure::{Code, Failure};
 
 use super::{Shared, watch};
 use crate::sparse::ZEROS;
@@ -20,6 +21,7 @@ pub(super) fn run(shared: &Shared) {
         shared,
         at: 0,
         sha256: Sha256::new(),
+        md5: shared.expect_md5.map(|_| Md5::new()),
     };
     let mut own = Vec::new();
     for index in (0..store.layout().count()).map(ChunkIndex) {
@@ -38,8 +40,22 @@ pub(super) fn run(shared: &Shared) {
             return;
         }
     }
+    if lane.zeros_to(store.map().size().0).is_err() {
+        return;
+    }
+    if let (Some(expected), Some(md5)) = (shared.expect_md5, lane.md5.take()) {
+        let found = Md5Digest(md5.finalize().into());
+        if found != expected {
+            return shared.fail(Failure::new(
+                Code::Unexpected,
+                format!("the source's MD5 is {found}, expected was {expected}"),
+                "check the source file, or the file given with --expect",
+            ));
+        }
+    }
+    shared.advance(|progress| progress.digested = true);
     // A digest of a file that has changed would be of nothing that exists.
-    if lane.zeros_to(store.map().size().0).is_ok() && shared.wait(|progress| progress.declared) {
+    if shared.wait(|progress| progress.declared) {
         shared.say(SourceReport::Sha256(FileDigest(lane.sha256.finalize().into())));
     }
 }
@@ -49,6 +65,7 @@ struct Lane<'a> {
     /// How far in the file.
     at: u64,
     sha256: Sha256,
+    md5: Option<Md5>,
 }
 
 impl Lane<'_> {
@@ -76,6 +93,9 @@ impl Lane<'_> {
 
     fn update(&mut self, bytes: &[u8]) {
         self.sha256.update(bytes);
+        if let Some(md5) = &mut self.md5 {
+            md5.update(bytes);
+        }
         self.at += bytes.len() as u64;
         self.shared.sha256_bytes.store(self.at, Ordering::Relaxed);
     }

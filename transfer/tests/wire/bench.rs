@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use stage_core::assignment::{Final, IfExists, Peer, Place, SourceReport, StreamChoice, TargetSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex};
-use stage_core::digest::{ChunkHash, FileDigest};
+use stage_core::digest::{ChunkHash, FileDigest, Md5Digest};
 use stage_core::failure::Failure;
 use stage_core::id::{Epoch, JobId, JobKey, NodeName, PlanVersion};
 use stage_core::manifest::Manifest;
@@ -74,6 +74,8 @@ pub(crate) struct Bench {
     pub(crate) file: PathBuf,
     pub(crate) bytes: Vec<u8>,
     pub(crate) manifest: Manifest,
+    /// What the payload's MD5 is expected to be.
+    pub(crate) md5: Option<Md5Digest>,
 }
 
 impl Bench {
@@ -95,6 +97,7 @@ impl Bench {
             job: JobId::from_random([5; 16]),
             key: JobKey([6; 32]),
             manifest: look(&file).unwrap(),
+            md5: None,
             file,
             bytes,
             dir,
@@ -171,6 +174,7 @@ impl Bench {
             path: self.file.clone(),
             manifest: self.manifest.clone(),
             hash: ChunkHash::Blake3,
+            expect_md5: self.md5,
             source_limit,
             limit,
             state: node.state.clone(),

@@ -8,6 +8,7 @@ use rustix::fs::{SeekFrom, seek};
 use sha2::{Digest as _, Sha256};
 use stage_core::assignment::IfExists;
 use stage_core::chunk::{CHUNK, ChunkIndex};
+use stage_core::digest::Md5Digest;
 use stage_core::failure::Code;
 use stage_core::units::ByteCount;
 use stage_transfer::store::Compared;
@@ -179,4 +180,35 @@ async fn a_cut_push_of_a_sparse_file_goes_on_where_it_was() {
     let (received, copy) = push(&bench, &n0, &n1, target).await;
     assert_eq!(received, 3 * CHUNK);
     assert_eq!(extents(&copy), extents(&bench.file));
+}
+
+// "abc" and its MD5 as RFC 1321 has them, behind a hole that MD5 takes in as zeros.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expected_md5_decides_about_final() {
+    let whole = |bench: &Bench| md5::Md5::digest(fs::read(&bench.file).unwrap()).into();
+    for (size, at) in [(3, 0), (4 * MIB + 3, 4 * MIB)] {
+        let mut bench = Bench::sparse(size, &[(at, b"abc")]);
+        let mut md5: [u8; 16] = whole(&bench);
+        if at == 0 {
+            assert_eq!(Md5Digest(md5).to_string(), "900150983cd24fb0d6963f7d28e17f72");
+        }
+        for right in [true, false] {
+            md5[0] ^= u8::from(!right);
+            bench.md5 = Some(Md5Digest(md5));
+            let node = bench.node("n0");
+            let child = bench.node("n1");
+            let target = bench.target(&child);
+            let mut source = bench.source(&node, &["n1"]).await;
+            let receiving = bench.receive(&child, target.store(), vec![node.peer()], 1);
+            if right {
+                source.fin().await;
+            } else {
+                let failure = source.failure().await;
+                assert_eq!(failure.code, Code::Unexpected);
+                assert!(failure.message.contains("MD5"), "{failure}");
+            }
+            receiving.inbound.stop().await;
+            source.source.stop().await;
+        }
+    }
 }
