@@ -91,8 +91,24 @@ struct Laid {
     rtt: Vec<Duration>,
     /// By edge number, then (under a send limit) one for each sending node.
     capacities: Vec<f64>,
+    /// How many hops use each.
+    users: Vec<f64>,
     edges: usize,
     crossings: usize,
+}
+
+impl Laid {
+    /// What a hop carries, in bytes a second, when only its own way and streams hinder it, and all who use that way
+    /// share it evenly.
+    fn unhindered(&self, hop: usize, streams: u16) -> f64 {
+        let (alone, _) = self.alone[hop];
+        let streams = self.one[hop].times(f64::from(streams));
+        self.uses
+            .get(hop)
+            .iter()
+            .map(|&resource| self.capacities[resource] / self.users[resource])
+            .fold(alone.min(streams).bytes_per_second(), f64::min)
+    }
 }
 
 /// Forecasts a shape.
@@ -127,6 +143,7 @@ fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
         streams_cap: Vec::with_capacity(hops),
         rtt: Vec::with_capacity(hops),
         capacities: Vec::new(),
+        users: Vec::new(),
         edges: 0,
         crossings: 0,
     };
@@ -166,9 +183,13 @@ fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
         laid.capacities
             .extend(std::iter::repeat_n(send_limit.bytes_per_second(), parents.len()));
     }
+    laid.users = vec![0.0; laid.capacities.len()];
     for hop in 0..hops {
         let sender = limited.then_some(laid.edges + parents[hop + 1]);
         laid.uses.push(edge_lists.get(hop).iter().copied().chain(sender));
+        for &resource in laid.uses.get(hop) {
+            laid.users[resource] += 1.0;
+        }
     }
     laid
 }
@@ -238,6 +259,8 @@ struct Above {
     depth: u16,
     /// When the first byte is here, from when all hops are connected.
     first: Duration,
+    /// When the last byte is here, likewise; slow start is reckoned apart.
+    end: Duration,
     handshake: Duration,
     ramp: Duration,
 }
@@ -251,6 +274,7 @@ fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates:
         streams: 1,
         depth: 0,
         first: Duration::ZERO,
+        end: Duration::ZERO,
         handshake: Duration::ZERO,
         ramp: Duration::ZERO,
     };
@@ -283,26 +307,31 @@ fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates:
         } else {
             cost::relay_delay(above.rate, above.streams, size)
         };
+        let first = above.first.saturating_add(held).saturating_add(rtt / 2);
+        let follows = above.cause.is_some() && above.rate <= carried;
+        let end = if follows {
+            // It has all but the last chunks when its parent has all, and these travel as fast as its own hop can: at
+            // least as it went until then, so a slow hop far above costs its delay once and not at every hop.
+            let own = laid.unhindered(hop, streams).max(rate.bytes_per_second());
+            let rest = cost::relay_delay(Rate::from_bytes_per_second(own), above.streams, size);
+            above.end.saturating_add(rest).saturating_add(rtt / 2)
+        } else {
+            first.saturating_add(size.time_at(rate))
+        };
         let here = Above {
             rate,
             cause: Some(cause),
             streams,
             depth: above.depth.saturating_add(1),
-            first: above.first.saturating_add(held).saturating_add(rtt / 2),
+            first,
+            end,
             handshake: above.handshake.max(cost::handshake(rtt, encrypted)),
             ramp: above.ramp.max(cost::ramp(rate, rtt, streams, size)),
         };
         reached[child] = here;
-        let finish = [
-            cost::INSTRUCT,
-            here.handshake,
-            here.first,
-            here.ramp,
-            size.time_at(rate),
-            cost::PUBLISH,
-        ]
-        .into_iter()
-        .fold(Duration::ZERO, Duration::saturating_add);
+        let finish = [cost::INSTRUCT, here.handshake, here.end, here.ramp, cost::PUBLISH]
+            .into_iter()
+            .fold(Duration::ZERO, Duration::saturating_add);
         if last.is_none_or(|(latest, _)| finish > latest) {
             last = Some((finish, cause));
         }
