@@ -387,7 +387,7 @@ proptest! {
         }
         let last = outcome.last().unwrap();
         prop_assert!(last >= made.bound.mul_f64(0.999), "{last:?} beats the bound {:?}", made.bound);
-        // Of a file of few chunks much is start-up, which the forecast reckons at the rate of the slowest hop.
+        // Of a file of few chunks much is start-up, in which the forecast does not see siblings that have ended.
         let off = made.predicted.abs_diff(last);
         prop_assert!(
             request.size < ByteCount(1 << 30) || off <= last.mul_f64(0.05) + Duration::from_millis(300),
