@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use rustix::fs::{SeekFrom, seek};
 
@@ -118,6 +119,72 @@ fn names_of_any_bytes() {
     }
     assert_eq!(cluster.root(1).read_dir().unwrap().count(), names.len());
     cluster.wait_clean();
+}
+
+// R19, R22: what is there while a push goes on, and what a kill -9 leaves.
+#[test]
+fn a_push_under_way_takes_no_more_than_the_file_and_hides_it() {
+    let mut cluster = Cluster::start(2);
+    let size = 64 * CHUNK;
+    let source = cluster.source("genome.db", size);
+    let mut push = cluster
+        .push_command(&source, &["--to", "n1", "--limit", "16 MiB/s"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let state = cluster.path("state-n1");
+    let used = |cluster: &Cluster| under(&cluster.root(1)) + under(&state);
+    let before = used(&cluster);
+    let mut most = 0;
+    cluster.wait_for("most of the copy", || {
+        most = most.max(used(&cluster).saturating_sub(before));
+        assert!(!cluster.root(1).join("genome.db").exists());
+        received(&cluster) > size * 6 / 10
+    });
+    cluster.kill_agent(1);
+    assert_eq!(cluster.listing(1).len(), 1);
+    assert!(
+        cluster.listing(1)[0].starts_with(".stage-"),
+        "the partial has a name of ours"
+    );
+    cluster.start_agent(1);
+    cluster.wait_for("the copy", || {
+        most = most.max(used(&cluster).saturating_sub(before));
+        cluster.root(1).join("genome.db").exists()
+    });
+    assert!(
+        (size..=size + size / 100).contains(&most),
+        "at most {most} bytes were taken"
+    );
+    push.wait().unwrap();
+    cluster.assert_published([1], &source);
+    cluster.wait_clean();
+}
+
+/// What n1 has received in the one job that there is.
+fn received(cluster: &Cluster) -> u64 {
+    let jobs = cluster.run(&["status", "--json"]);
+    let job = jobs.events.iter().find_map(|event| event["job"].as_str());
+    job.map_or(0, |job| {
+        cluster.status(job)["nodes"][0]["bytes_received"]
+            .as_u64()
+            .unwrap_or(0)
+    })
+}
+
+/// Bytes allocated below a directory.
+fn under(dir: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(dir) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(meta) if meta.is_dir() => under(&entry.path()),
+            Ok(meta) => meta.blocks() * 512,
+            // Renamed or removed just now.
+            Err(_) => 0,
+        })
+        .sum()
 }
 
 // R15: small files and many streams (loss belongs to the tests in namespaces).
