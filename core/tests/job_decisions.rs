@@ -15,7 +15,7 @@ use stage_core::job::{Effect, Event, Job, Now, Phase, Presence, Spec, Standing, 
 use stage_core::manifest::Manifest;
 use stage_core::plan::{Facts, plan};
 use stage_core::topology::Topology;
-use stage_core::units::ByteCount;
+use stage_core::units::{ByteCount, Rate};
 
 const CHUNKS: u32 = 8;
 
@@ -403,6 +403,31 @@ fn nothing_changes_by_counters_alone() {
     }
     assert_eq!(push.state(1), TargetState::Verified);
     assert_eq!(push.told, told);
+}
+
+#[test]
+fn a_target_that_ended_takes_no_more_time() {
+    let mut push = Push::run(2);
+    let progress = |chunks: u32| Progress {
+        chunks,
+        bytes_kept: u64::from(chunks) << 20,
+        bytes_received: u64::from(chunks) << 20,
+        ..Progress::default()
+    };
+    push.apply(Event::Progress(node(1), progress(1)));
+    push.later(2);
+    push.apply(Event::Progress(node(1), progress(2)));
+    push.apply(Event::Cancel(Some(vec![node(1)])));
+    push.later(60);
+    let now = Now {
+        up: Duration::from_secs(push.now),
+        unix_ms: push.now * 1000,
+    };
+    let view = &push.job.view(now).nodes[0];
+    assert_eq!(view.state, TargetState::Cancelled);
+    assert_eq!(view.took, Duration::from_secs(2));
+    assert_eq!(view.rate.bytes_per_second(), f64::from(1 << 20));
+    assert_eq!(view.rate_now, Rate::ZERO);
 }
 
 #[test]

@@ -212,11 +212,17 @@ impl Job {
         let copied = target.copied.unwrap_or_default();
         let size = self.record.manifest.as_ref().map_or(0, |m| m.payload_size().0);
         let published = target.state == TargetState::Published;
+        let ended = target.state.is_ended();
         let took = if published {
             copied.took
         } else {
+            // For one that receives no more, time stands still at its last word.
+            let until = match live.last {
+                Some((last, _)) if ended => last,
+                _ => now.up,
+            };
             live.first
-                .map_or(Duration::ZERO, |first| now.up.saturating_sub(first))
+                .map_or(Duration::ZERO, |first| until.saturating_sub(first))
         };
         let received = if published {
             copied.bytes_received
@@ -231,7 +237,7 @@ impl Job {
             bytes_received: received,
             took,
             rate: rate(received, took),
-            rate_now: if published { Rate::ZERO } else { live.rate_now() },
+            rate_now: if ended { Rate::ZERO } else { live.rate_now() },
             disk_rate: rate(live.progress.disk_bytes, live.progress.disk_time),
             parent: live
                 .progress
