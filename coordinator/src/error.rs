@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use stage_core::id::Epoch;
 use stage_core::topology::TopologyError;
-use stage_net::NetError;
+use stage_net::{Identity, NetError};
 
 /// Why a coordinator does not start, or does not go on.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +21,12 @@ pub enum Error {
     /// The topology is wrong.
     #[error("the topology has {} error{}", .0.len(), if .0.len() == 1 { "" } else { "s" })]
     Topology(Vec<TopologyError>),
+    /// The certificate is not a coordinator's.
+    #[error(
+        "the certificate is for {0}, not for a coordinator: use one for coordinator.{cluster}.stage",
+        cluster = .0.cluster
+    )]
+    Certificate(Identity),
     /// The state directory cannot be used as it is. It is never emptied or made anew.
     #[error("state directory {path}: {why}; {hint}")]
     State {
@@ -59,7 +65,7 @@ impl Error {
     /// What the process should end with: 78 for a bad configuration or state, 75 when fenced, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Read { .. } | Self::Topology(_) | Self::State { .. } => 78,
+            Self::Read { .. } | Self::Topology(_) | Self::Certificate(_) | Self::State { .. } => 78,
             Self::Net(
                 NetError::File { .. } | NetError::Identity(_) | NetError::Insecure(_) | NetError::Tls(_),
             ) => 78,

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use stage_core::digest::ChunkHash;
 use stage_core::topology::Topology;
-use stage_net::{Listener, Net};
+use stage_net::{Listener, Net, Role};
 use stage_proto::v1::fleet_server::FleetServer;
 use stage_proto::v1::operator_server::OperatorServer;
 use tokio::sync::mpsc;
@@ -79,6 +79,10 @@ impl Coordinator {
     /// # Errors
     /// See [`Error`]; [`Error::exit_code`] is what the process should end with.
     pub async fn start(config: Config, net: Net) -> Result<Self, Error> {
+        // Agents and operators would all refuse it, each with a fault that reads as theirs.
+        if let Some(identity) = net.identity().filter(|own| own.role != Role::Coordinator) {
+            return Err(Error::Certificate(identity.clone()));
+        }
         let name = config.topology.display().to_string();
         let text = tokio::fs::read_to_string(&config.topology)
             .await

@@ -168,6 +168,11 @@ async fn certificates_say_who_may_what() {
         state: dir.path().join("state"),
         chunk_hash: Default::default(),
     };
+    let alice = Role::Operator("alice".to_owned());
+    let refused = stage_coordinator::Coordinator::start(config.clone(), net(alice)).await;
+    let error = refused.err().unwrap();
+    assert_eq!(error.exit_code(), 78);
+    assert!(error.to_string().contains("coordinator.c1.stage"), "{error}");
     let coordinator = stage_coordinator::Coordinator::start(config, net(Role::Coordinator))
         .await
         .unwrap();
