@@ -105,11 +105,13 @@ pub(crate) struct Output {
 #[command(after_help = "\
 Examples:
   stage push genome.db --to all-compute
-  stage push genome.db --to 'all-compute,!compute[005-006]' --dest scratch:db --if-exists replace
+  stage push genome.db --to 'all-compute,!compute[005-006]' --dest scratch:db
+  stage push genome.db --to all-compute --if-exists replace
   stage push model.bin --to \"$SLURM_JOB_NODELIST\" --json
 
-Exit: 0 every target has it; 2 bad request; 3 no coordinator; 4 refused before a byte moved;
-      5 some have it; 6 none has it; 7 cancelled; 130 Ctrl-C (the job goes on).")]
+Exit: 0 every target has it; 2 bad request; 3 no coordinator;
+      4 refused before a byte moved; 5 some have it; 6 none has it;
+      7 cancelled; 130 Ctrl-C (the job goes on); 1 anything else.")]
 pub(crate) struct Push {
     /// The file to send, on the source's node (one for now)
     #[arg(value_name = "PATH", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
@@ -216,10 +218,15 @@ pub(crate) enum Unfit {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  stage plan genome.db --to all-compute                       # the coordinator plans, with what agents report
-  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB'     # no daemon needed
-  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB' --explain --plot plan.svg
-  stage plan --topology topology.toml --from head --to all-compute --size '100 GiB' --simulate --fail n7@30s")]
+  stage plan genome.db --to all-compute    # with what the agents report
+
+Without any daemon:
+  stage plan --topology topology.toml --from head --to all-compute \\
+        --size '100 GiB'
+  stage plan --topology topology.toml --from head --to all-compute \\
+        --size '100 GiB' --explain --plot plan.svg
+  stage plan --topology topology.toml --from head --to all-compute \\
+        --size '100 GiB' --simulate --fail compute007@30s")]
 pub(crate) struct Plan {
     /// The file that would be sent
     #[arg(value_name = "PATH", required_unless_present = "topology", value_hint = ValueHint::FilePath)]
@@ -383,8 +390,9 @@ pub(crate) enum TopologyAction {
 Example:
   stage demo --nodes 8 --size '1 GiB' --shape tree:2
 
-Starts a coordinator and an agent for each node as processes of this machine, on addresses from 127.0.0.2 on, with
-certificates made for the occasion. All share one machine's memory, disk and processors: what it shows is that the
+Starts a coordinator and an agent for each node as processes of this machine,
+on addresses from 127.0.0.1 on, with certificates made for the occasion. All
+share one machine's memory, disk and processors: what it shows is that the
 copies arrive and are right, not how fast a cluster is.")]
 pub(crate) struct Demo {
     /// The file to send [default: a new one of random bytes]
@@ -410,7 +418,7 @@ pub(crate) struct Demo {
 /// Where a daemon's settings are.
 #[derive(Debug, Args)]
 pub(crate) struct Daemon {
-    /// Settings [default: /etc/stage/coordinator.toml or agent.toml, if there]; flags win over what it says
+    /// Settings [default: /etc/stage/coordinator.toml or agent.toml, if there]; flags and STAGE_… variables win over what it says
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Where the daemon keeps what it must not forget; made if absent
@@ -425,7 +433,8 @@ pub(crate) struct Daemon {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  stage coordinator --topology /etc/stage/topology.toml --listen 10.0.0.1:7700 --state /var/lib/stage \\
+  stage coordinator --topology /etc/stage/topology.toml \\
+        --listen 10.0.0.1:7700 --state /var/lib/stage-coordinator \\
         --ca ca.pem --cert coordinator.pem --key coordinator.key
 
 Exit: 0 on SIGTERM; 78 bad configuration; 75 fenced by a newer coordinator.")]
@@ -448,10 +457,11 @@ pub(crate) struct Coordinator {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
-  stage agent --node n1 --coordinator https://head:7700 --data-listen 10.0.1.1 --root /scratch/stage \\
-        --state /var/lib/stage --ca ca.pem --cert n1.pem --key n1.key
+  stage agent --node n1 --coordinator https://head:7700 \\
+        --data-listen 10.0.1.1 --root /scratch/stage --state /var/lib/stage-agent \\
+        --ca ca.pem --cert n1.pem --key n1.key
 
-Exit: 0 on SIGTERM; 78 bad configuration; 75 fenced.")]
+Exit: 0 on SIGTERM; 78 bad configuration.")]
 pub(crate) struct Agent {
     /// This node's name in the topology [default: the host's name up to its first dot]
     #[arg(long, value_name = "NAME")]

@@ -59,6 +59,11 @@ impl Error {
         }
     }
 
+    /// Whoever read our output has gone, as `head` does.
+    pub(crate) fn is_closed_pipe(&self) -> bool {
+        matches!(self, Self::Output(cause) if cause.kind() == io::ErrorKind::BrokenPipe)
+    }
+
     /// The exit code.
     pub(crate) fn exit(&self) -> u8 {
         match self {

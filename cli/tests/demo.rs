@@ -194,6 +194,21 @@ fn ctrl_c_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_reader_that_goes_leaves_nothing_behind() {
+    let tmp = tempfile::tempdir().unwrap();
+    let mut child = demo(tmp.path())
+        .args(["--json", "--nodes", "1", "--size", "1MiB"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert!(is_empty(tmp.path()));
+    assert_eq!(processes(tmp.path()), 0);
+}
+
+#[test]
 fn daemons_die_with_the_demo() {
     let tmp = tempfile::tempdir().unwrap();
     let mut child = under_way(tmp.path());

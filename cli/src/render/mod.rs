@@ -69,10 +69,8 @@ impl Render for Quiet {
 /// Shows the end of a command that is not its proper one: for people on standard error, for scripts on standard
 /// output as well.
 pub(crate) fn error(form: Form, error: &Error) {
-    if let Error::Output(cause) = error
-        && cause.kind() == io::ErrorKind::BrokenPipe
-    {
-        // Whoever read our output has gone: nobody is there to be told.
+    if error.is_closed_pipe() {
+        // Nobody is there to be told.
         return;
     }
     let failure = error.failure();
@@ -126,7 +124,13 @@ pub(crate) fn usage(error: &Error) {
 fn complain(out: &mut impl Write, failure: &Failure, nodes: &[crate::view::Node]) -> io::Result<()> {
     writeln!(out, "stage: {}", human::cause(failure))?;
     human::reasons(out, nodes)?;
-    if !failure.hint.is_empty() {
+    // Where the nodes' reasons end with the same advice, once is enough.
+    let said = nodes
+        .iter()
+        .filter(|node| !node.state.is_done())
+        .filter_map(|node| node.failure.as_ref())
+        .any(|other| other.hint == failure.hint);
+    if !failure.hint.is_empty() && !said {
         writeln!(out, "  next: {}", failure.hint)?;
     }
     Ok(())
@@ -167,5 +171,10 @@ mod tests {
         stage: n2: /scratch/stage/genome.db: too little space: short by 3.00 GiB
           next: free space under /scratch/stage, the push then goes on by itself
         ");
+        let mut out = Vec::new();
+        let failure = node.failure.clone().unwrap();
+        complain(&mut out, &failure, &[node]).unwrap();
+        let said = String::from_utf8(out).unwrap();
+        assert_eq!(said.matches("next:").count(), 1, "{said}");
     }
 }

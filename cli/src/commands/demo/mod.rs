@@ -40,7 +40,9 @@ pub(crate) async fn run(flags: Demo, connection: &Connection) -> Result<u8, Erro
     // After a refusal there is nothing in the logs that the error does not say.
     let good = match &done {
         Ok(exit) => *exit == exit::DONE,
-        Err(error) => matches!(error.exit(), exit::USAGE | exit::REFUSED | exit::INTERRUPTED),
+        Err(error) => {
+            error.is_closed_pipe() || matches!(error.exit(), exit::USAGE | exit::REFUSED | exit::INTERRUPTED)
+        }
     };
     match workplace.leave(good) {
         Ok(Some(kept)) => render::note(&format!("demo: {kept}")),
