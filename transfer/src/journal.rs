@@ -33,6 +33,8 @@ const HEAD: u64 = 8 << 10;
 const SLOT: usize = 36;
 /// Slots read at a time when many are wanted.
 const BATCH: u32 = 1024;
+/// How many seconds after the last entry a file may have been written by those who enter.
+const MOMENTS: i64 = 2;
 /// The table's name in the job's directory.
 const NAME: &str = "table";
 
@@ -253,6 +255,12 @@ impl Table {
             Ok(table)
         };
         make().map_err(|e: io::Error| fault::state(&e, "making the chunk table", &path))
+    }
+
+    /// Whether the file was changed so long after the last entry that it was not by us: a chunk is entered as soon as it
+    /// is written, so what was under way when a process died lies within moments of an entry.
+    pub(crate) fn is_outlived_by(&self, file: &FileState) -> bool {
+        FileState::of(&self.file).map_or(true, |own| file.mtime.0 > own.mtime.0 + MOMENTS)
     }
 
     /// Brings the file to its exact size, with its blocks reserved where the file system can.

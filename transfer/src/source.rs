@@ -13,7 +13,7 @@ mod watch;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -60,6 +60,19 @@ pub fn look(path: &Path) -> Result<Manifest, Failure> {
         .at(shown(path)));
     }
     let file = File::open(path).map_err(|error| refused(path, &error))?;
+    // Files of /proc and the like say that they are empty and are not.
+    if file
+        .read_at(&mut [0], meta.len())
+        .map_err(|error| refused(path, &error))?
+        > 0
+    {
+        return Err(Failure::new(
+            Code::SourceKind,
+            format!("the source holds more than the {} bytes that it says", meta.len()),
+            "copy it to a file on disk first",
+        )
+        .at(shown(path)));
+    }
     let runs = data_runs(&file, meta.len()).map_err(|error| refused(path, &error))?;
     let nanos = u32::try_from(meta.mtime_nsec()).unwrap_or(0);
     let (size, mtime) = (ByteCount(meta.len()), (meta.mtime(), nanos));
@@ -409,6 +422,7 @@ mod tests {
         assert_eq!(code(&file.join("below")), Code::SourceMissing);
         assert_eq!(code(dir.path()), Code::SourceKind);
         assert_eq!(code(Path::new("/dev/null")), Code::SourceKind);
+        assert_eq!(code(Path::new("/proc/self/status")), Code::SourceKind);
         // Root reads whatever the mode says.
         if !rustix::process::geteuid().is_root() {
             fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();

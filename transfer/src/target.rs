@@ -311,6 +311,7 @@ impl Preparing<'_> {
                         && record.lies == Lies::Partial
                         && record.file.same_file(&found)
                         && found.size == self.map.size().0
+                        && !table.is_outlived_by(&found)
                 });
                 let have = if believed {
                     claimed

@@ -1,6 +1,8 @@
 //! A damaged chunk table never refuses a resume, never makes a wrong chunk count, never panics.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 use stage_core::chunk::{CHUNK, ChunkIndex};
@@ -43,6 +45,18 @@ fn resume(bench: &Bench, damage: impl FnOnce(&mut Vec<u8>)) -> Vec<u32> {
 #[test]
 fn undamaged_it_is_believed() {
     assert_eq!(resume(&begun(), |_| {}), [0, 1, 2]);
+}
+
+#[test]
+fn a_partial_that_others_wrote_to_is_hashed_again() {
+    let bench = begun();
+    let partial = fs::File::options().write(true).open(bench.partial()).unwrap();
+    partial.write_all_at(b"not ours", CHUNK + 9).unwrap();
+    // Long after the table's last entry, as while the agent was down.
+    partial
+        .set_modified(SystemTime::now() + Duration::from_secs(60))
+        .unwrap();
+    assert_eq!(resume(&bench, |_| {}), [0, 2]);
 }
 
 #[test]
