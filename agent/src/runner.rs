@@ -1,6 +1,6 @@
 //! The jobs on this node: one task each, found by id.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,6 +51,22 @@ pub(crate) struct Runner {
 struct Jobs {
     running: BTreeMap<JobId, Handle>,
     ended: BTreeMap<JobId, (Epoch, PlanVersion)>,
+    /// The same jobs, first ended first.
+    ended_order: VecDeque<JobId>,
+}
+
+impl Jobs {
+    /// Remembers that a job ended, and forgets the one that ended first when they are too many.
+    fn end(&mut self, job: JobId, rank: (Epoch, PlanVersion)) {
+        if self.ended.insert(job, rank).is_none() {
+            self.ended_order.push_back(job);
+        }
+        if self.ended_order.len() > ENDED
+            && let Some(first) = self.ended_order.pop_front()
+        {
+            self.ended.remove(&first);
+        }
+    }
 }
 
 struct Handle {
@@ -100,10 +116,7 @@ impl Runner {
             };
             handle.rank = rank;
             if assignment.order.ends() {
-                jobs.ended.insert(job, rank);
-                if jobs.ended.len() > ENDED {
-                    jobs.ended.pop_first();
-                }
+                jobs.end(job, rank);
             }
             jobs.running[&job].orders.clone()
         };
@@ -176,5 +189,30 @@ impl Runner {
                 tracing::error!(%error, "a job's task did not end well");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_ended_jobs_the_first_one_is_forgotten() {
+        let mut jobs = Jobs::default();
+        let id = |n: u64| JobId::from_bytes(u128::from(u64::MAX - n).to_be_bytes());
+        let rank = (Epoch(1), PlanVersion(1));
+        for n in 0..=ENDED as u64 {
+            jobs.end(id(n), rank);
+            jobs.end(id(n), (Epoch(1), PlanVersion(2)));
+        }
+        assert_eq!(jobs.ended.len(), ENDED);
+        assert!(
+            !jobs.ended.contains_key(&id(0)),
+            "the first, although its id is the highest"
+        );
+        assert_eq!(
+            jobs.ended.get(&id(ENDED as u64)),
+            Some(&(Epoch(1), PlanVersion(2)))
+        );
     }
 }
