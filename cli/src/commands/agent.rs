@@ -14,6 +14,7 @@ use crate::{config, exit};
 /// It cannot start.
 pub(crate) fn run(flags: args::Agent, connection: &Connection) -> Result<u8, Error> {
     daemon::log()?;
+    daemon::raise_descriptors();
     let runtime = daemon::runtime()?;
     let done = runtime.block_on(serve(flags, connection));
     runtime.shutdown_timeout(daemon::LEAVE);

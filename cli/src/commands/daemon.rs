@@ -28,6 +28,26 @@ pub(crate) fn runtime() -> Result<Runtime, Error> {
         .build()?)
 }
 
+/// Takes all descriptors that the hard limit allows: 64 streams to each of several parents and children need more than
+/// the usual soft limit leaves.
+pub(crate) fn raise_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
+    if let Some(few) = limit.maximum.filter(|files| *files < FILES) {
+        tracing::warn!(
+            limit = few,
+            "few open files are allowed: raise LimitNOFILE to {FILES} or more"
+        );
+    }
+}
+
+/// Open files that a daemon may need: two for each of 64 streams, for a few jobs at once.
+const FILES: u64 = 1024;
+
 /// Logs go to standard error, where the journal or whoever started us collects them. STAGE_LOG chooses.
 ///
 /// # Errors
@@ -95,6 +115,8 @@ struct Asked {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
     stdin: Option<pipe::Receiver>,
+    /// Only to be caught: a write past a limit of file size is then an error with a node and a path, and no death.
+    _file_size: tokio::signal::unix::Signal,
 }
 
 impl Asked {
@@ -110,6 +132,7 @@ impl Asked {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             stdin,
+            _file_size: signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?,
         })
     }
 

@@ -1,6 +1,7 @@
 //! Watching a job to the end that the command waits for.
 
 use std::future::Future;
+use tokio::signal::unix::{SignalKind, signal};
 
 use stage_core::id::JobId;
 
@@ -85,7 +86,7 @@ pub(crate) fn conclude(job: Job, until: Until, render: &mut dyn Render) -> Resul
     Ok(exit)
 }
 
-/// Runs `work` unless Ctrl-C ends it; `job` is what goes on then.
+/// Runs `work` unless Ctrl-C or SIGTERM ends it; `job` is what goes on then.
 ///
 /// # Errors
 /// Those of `work`, or [`Error::Interrupted`].
@@ -93,12 +94,14 @@ pub(crate) async fn interruptible<T>(
     job: impl Fn() -> Option<JobId>,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
+    let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         done = work => done,
         pressed = tokio::signal::ctrl_c() => {
             pressed?;
             Err(Error::Interrupted(job()))
         }
+        _ = terminate.recv() => Err(Error::Interrupted(job())),
     }
 }
 
