@@ -36,6 +36,18 @@ fn every_shape_brings_every_copy() {
             12 * CHUNK + 345,
             "the source is read once"
         );
+        let children = match shape {
+            "chain" => Some(1),
+            "star" => Some(4),
+            _ => None,
+        };
+        if let Some(children) = children {
+            assert_eq!(
+                last["source_bytes_sent"],
+                children * (12 * CHUNK + 345),
+                "{shape}"
+            );
+        }
         for node in ["n1", "n2", "n3", "n4"] {
             assert_eq!(ran.node(node)["state"], "published");
             assert_eq!(ran.node(node)["bytes_received"], 12 * CHUNK + 345);

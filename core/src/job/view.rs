@@ -152,13 +152,24 @@ impl Job {
 
     /// The job as of now.
     pub fn view(&self, now: Now) -> JobView {
-        let nodes = (0..self.targets.len())
+        let nodes: Vec<_> = (0..self.targets.len())
             .map(|at| self.node_view(at, now))
             .collect();
+        let mut view = self.summary(now);
+        // The source's own count is a sample, and the job may end before the next one. What its children say that they
+        // received is exact, as long as none of them had another parent.
+        if self.record.remarks.is_empty() {
+            let from_source = nodes.iter().filter(|node| {
+                self.hop(&node.node)
+                    .is_some_and(|hop| hop.parent == self.spec.source)
+            });
+            let received = from_source.map(|node| node.bytes_received).sum();
+            view.source_bytes_sent = view.source_bytes_sent.max(received);
+        }
         JobView {
             nodes,
             plan: self.plan.clone(),
-            ..self.summary(now)
+            ..view
         }
     }
 
