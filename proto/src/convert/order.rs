@@ -1,0 +1,241 @@
+//! Orders: what a node is told to be for a job.
+
+use stage_core::assignment::{
+    Assignment, Final, Order, Peer, Place, Run, SourceSpec, StreamChoice, TargetSpec,
+};
+use stage_core::digest::{Md5Digest, RootDigest};
+use stage_core::id::{Epoch, JobKey, PlanVersion};
+use stage_core::units::Rate;
+
+use super::{
+    WireError, array, chunk_hash, fault, if_exists, limit, limit_out, manifest, parse, required, streams16,
+};
+use crate::v1;
+
+impl From<&SourceSpec> for v1::SourceSpec {
+    fn from(spec: &SourceSpec) -> Self {
+        Self {
+            path: spec.path.clone(),
+            limit_bytes_per_second: limit_out(spec.limit),
+            expect_md5: spec.expect_md5.map(|md5| md5.0.to_vec()).unwrap_or_default(),
+        }
+    }
+}
+
+impl TryFrom<&v1::SourceSpec> for SourceSpec {
+    type Error = WireError;
+    fn try_from(wire: &v1::SourceSpec) -> Result<Self, WireError> {
+        if wire.path.first() != Some(&b'/') {
+            return Err(fault("source.path", "is not absolute"));
+        }
+        Ok(Self {
+            path: wire.path.clone(),
+            limit: limit(wire.limit_bytes_per_second),
+            expect_md5: match wire.expect_md5.as_slice() {
+                [] => None,
+                md5 => Some(Md5Digest(array("source.expect_md5", md5)?)),
+            },
+        })
+    }
+}
+
+impl From<&TargetSpec> for v1::TargetSpec {
+    fn from(spec: &TargetSpec) -> Self {
+        let (root, dir, absolute) = match &spec.place {
+            Place::Root { root, dir } => (
+                root.as_ref().map(ToString::to_string).unwrap_or_default(),
+                dir.clone(),
+                false,
+            ),
+            Place::Absolute(dir) => (String::new(), dir.clone(), true),
+        };
+        Self {
+            root,
+            dir,
+            absolute,
+            name: spec.name.clone(),
+            if_exists: v1::IfExists::from(spec.if_exists).into(),
+        }
+    }
+}
+
+impl TryFrom<&v1::TargetSpec> for TargetSpec {
+    type Error = WireError;
+    fn try_from(wire: &v1::TargetSpec) -> Result<Self, WireError> {
+        let place = if wire.absolute {
+            Place::Absolute(wire.dir.clone())
+        } else {
+            let root = if wire.root.is_empty() {
+                None
+            } else {
+                Some(parse("target.root", &wire.root)?)
+            };
+            Place::Root {
+                root,
+                dir: wire.dir.clone(),
+            }
+        };
+        Ok(Self {
+            place,
+            name: wire.name.clone(),
+            if_exists: if_exists(wire.if_exists)?,
+        })
+    }
+}
+
+impl From<&Peer> for v1::Peer {
+    fn from(peer: &Peer) -> Self {
+        Self {
+            node: peer.node.to_string(),
+            addresses: peer.addresses.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl TryFrom<&v1::Peer> for Peer {
+    type Error = WireError;
+    fn try_from(wire: &v1::Peer) -> Result<Self, WireError> {
+        Ok(Self {
+            node: parse("peer.node", &wire.node)?,
+            addresses: wire
+                .addresses
+                .iter()
+                .map(|a| parse("peer.addresses", a))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<&Final> for v1::Final {
+    fn from(fin: &Final) -> Self {
+        Self {
+            root: fin.root.0.to_vec(),
+            chunks: fin.chunks,
+        }
+    }
+}
+
+impl TryFrom<&v1::Final> for Final {
+    type Error = WireError;
+    fn try_from(wire: &v1::Final) -> Result<Self, WireError> {
+        Ok(Self {
+            root: RootDigest(array("final.root", &wire.root)?),
+            chunks: wire.chunks,
+        })
+    }
+}
+
+impl From<&Run> for v1::Run {
+    fn from(run: &Run) -> Self {
+        let (streams, streams_cap) = match run.streams {
+            StreamChoice::Auto { cap } => (0, cap),
+            StreamChoice::Fixed(streams) => (streams, streams),
+        };
+        Self {
+            key: run.key.0.to_vec(),
+            hash: v1::ChunkHash::from(run.hash).into(),
+            manifest: run.manifest.encode(),
+            source: run.source.as_ref().map(Into::into),
+            target: run.target.as_ref().map(Into::into),
+            parents: run.parents.iter().map(Into::into).collect(),
+            streams: streams.into(),
+            streams_cap: streams_cap.into(),
+            children: run.children.iter().map(ToString::to_string).collect(),
+            limit_bytes_per_second: limit_out(run.limit),
+            r#final: run.fin.as_ref().map(Into::into),
+            wanted_bytes_per_second: if run.wanted == Rate::UNLIMITED {
+                0.0
+            } else {
+                run.wanted.bytes_per_second()
+            },
+        }
+    }
+}
+
+impl TryFrom<&v1::Run> for Run {
+    type Error = WireError;
+    fn try_from(wire: &v1::Run) -> Result<Self, WireError> {
+        let bounded = |field, value| match streams16(field, value)? {
+            count @ 1..=64 => Ok(count),
+            other => Err(fault(field, format!("{other} is not between 1 and 64"))),
+        };
+        Ok(Self {
+            key: JobKey(array("run.key", &wire.key)?),
+            hash: chunk_hash("run.hash", wire.hash)?,
+            manifest: manifest(&wire.manifest)?,
+            source: wire.source.as_ref().map(TryInto::try_into).transpose()?,
+            target: wire.target.as_ref().map(TryInto::try_into).transpose()?,
+            parents: wire
+                .parents
+                .iter()
+                .map(TryInto::try_into)
+                .collect::<Result<_, _>>()?,
+            streams: match wire.streams {
+                0 => StreamChoice::Auto {
+                    cap: bounded("run.streams_cap", wire.streams_cap)?,
+                },
+                fixed => StreamChoice::Fixed(bounded("run.streams", fixed)?),
+            },
+            children: wire
+                .children
+                .iter()
+                .map(|n| parse("run.children", n))
+                .collect::<Result<_, _>>()?,
+            limit: limit(wire.limit_bytes_per_second),
+            wanted: match wire.wanted_bytes_per_second {
+                rate if rate > 0.0 => Rate::from_bytes_per_second(rate),
+                _ => Rate::UNLIMITED,
+            },
+            fin: wire.r#final.as_ref().map(TryInto::try_into).transpose()?,
+        })
+    }
+}
+
+impl From<&Assignment> for v1::Assignment {
+    fn from(assignment: &Assignment) -> Self {
+        use v1::assignment::Order as Wire;
+        Self {
+            job: assignment.job.to_string(),
+            epoch: assignment.epoch.0,
+            version: assignment.version.0,
+            order: Some(match &assignment.order {
+                Order::PrepareSource(source) => Wire::PrepareSource(source.into()),
+                Order::PrepareTarget {
+                    target,
+                    manifest,
+                    hash,
+                } => Wire::PrepareTarget(v1::PrepareTarget {
+                    target: Some(target.into()),
+                    manifest: manifest.encode(),
+                    hash: v1::ChunkHash::from(*hash).into(),
+                }),
+                Order::Run(run) => Wire::Run(run.into()),
+                Order::Release => Wire::Release(v1::Release {}),
+                Order::Cancel => Wire::Cancel(v1::CancelJob {}),
+            }),
+        }
+    }
+}
+
+impl TryFrom<&v1::Assignment> for Assignment {
+    type Error = WireError;
+    fn try_from(wire: &v1::Assignment) -> Result<Self, WireError> {
+        use v1::assignment::Order as Wire;
+        Ok(Self {
+            job: parse("assignment.job", &wire.job)?,
+            epoch: Epoch(wire.epoch),
+            version: PlanVersion(wire.version),
+            order: match required("assignment.order", wire.order.as_ref())? {
+                Wire::PrepareSource(source) => Order::PrepareSource(source.try_into()?),
+                Wire::PrepareTarget(prepare) => Order::PrepareTarget {
+                    target: required("prepare_target.target", prepare.target.as_ref())?.try_into()?,
+                    manifest: manifest(&prepare.manifest)?,
+                    hash: chunk_hash("prepare_target.hash", prepare.hash)?,
+                },
+                Wire::Run(run) => Order::Run(run.try_into()?),
+                Wire::Release(v1::Release {}) => Order::Release,
+                Wire::Cancel(v1::CancelJob {}) => Order::Cancel,
+            },
+        })
+    }
+}

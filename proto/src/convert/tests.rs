@@ -1,0 +1,171 @@
+//! What goes out comes in again, and what means nothing does not.
+
+use std::time::Duration;
+
+use stage_core::assignment::{
+    Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
+    SourceSpec, StreamChoice, TargetSpec,
+};
+use stage_core::digest::{ChunkHash, FileDigest, Md5Digest, RootDigest};
+use stage_core::failure::{Code, Failure};
+use stage_core::id::{Epoch, JobId, JobKey, PlanVersion};
+use stage_core::manifest::Manifest;
+use stage_core::units::{ByteCount, Rate};
+
+use crate::v1;
+
+fn run() -> Run {
+    Run {
+        key: JobKey([3; 32]),
+        hash: ChunkHash::Blake3,
+        manifest: Manifest::single_file(ByteCount(77), 0o644, (5, 6)),
+        source: Some(SourceSpec {
+            path: b"/data/genome.db".to_vec(),
+            limit: Some(Rate::from_bytes_per_second(1e6)),
+            expect_md5: Some(Md5Digest([9; 16])),
+        }),
+        target: Some(TargetSpec {
+            place: Place::Root {
+                root: Some("scratch".parse().unwrap()),
+                dir: b"db".to_vec(),
+            },
+            name: b"genome.db".to_vec(),
+            if_exists: IfExists::Replace,
+        }),
+        parents: vec![Peer {
+            node: "n0".parse().unwrap(),
+            addresses: vec!["[::1]:7701".parse().unwrap()],
+        }],
+        streams: StreamChoice::Auto { cap: 8 },
+        wanted: Rate::from_bytes_per_second(1.25e9),
+        children: vec!["n2".parse().unwrap()],
+        limit: None,
+        fin: Some(Final {
+            root: RootDigest([9; 32]),
+            chunks: 1,
+        }),
+    }
+}
+
+#[test]
+fn assignments_survive_the_wire() {
+    let orders = [
+        Order::PrepareSource(run().source.unwrap()),
+        Order::PrepareTarget {
+            target: run().target.unwrap(),
+            manifest: run().manifest,
+            hash: ChunkHash::Sha256,
+        },
+        Order::Run(run()),
+        Order::Run(Run {
+            streams: StreamChoice::Fixed(4),
+            source: None,
+            target: None,
+            fin: None,
+            ..run()
+        }),
+        Order::Release,
+        Order::Cancel,
+    ];
+    for order in orders {
+        let assignment = Assignment {
+            job: JobId::from_random([1; 16]),
+            epoch: Epoch(4),
+            version: PlanVersion(2),
+            order,
+        };
+        assert_eq!(
+            Assignment::try_from(&v1::Assignment::from(&assignment)).unwrap(),
+            assignment
+        );
+    }
+}
+
+#[test]
+fn what_a_peer_may_not_choose_is_refused() {
+    let assignment = |change: fn(&mut v1::Run)| {
+        let mut wire = v1::Run::from(&run());
+        change(&mut wire);
+        Run::try_from(&wire).unwrap_err().field
+    };
+    assert_eq!(assignment(|run| run.streams_cap = 0), "run.streams_cap");
+    assert_eq!(assignment(|run| run.streams = 65), "run.streams");
+    assert_eq!(assignment(|run| run.key.truncate(31)), "run.key");
+    assert_eq!(assignment(|run| run.hash = 0), "run.hash");
+    assert_eq!(assignment(|run| run.manifest.clear()), "manifest");
+    assert_eq!(
+        assignment(|run| run.source.as_mut().unwrap().path = b"x".to_vec()),
+        "source.path"
+    );
+    assert_eq!(
+        assignment(|run| run.target.as_mut().unwrap().if_exists = 0),
+        "if_exists"
+    );
+}
+
+#[test]
+fn reports_survive_the_wire() {
+    let failure = Failure::new(Code::NoSpace, "short", "free some")
+        .on(&"n1".parse().unwrap())
+        .at("/scratch/x");
+    let failure = Failure {
+        short_by: Some(ByteCount(9)),
+        ..failure
+    };
+    for outcome in [
+        Outcome::Published {
+            path: "/scratch/x".to_owned(),
+            already: false,
+            bytes_received: 7,
+            took: Duration::from_millis(1500),
+        },
+        Outcome::Unfit(failure.clone()),
+        Outcome::Failed(failure.clone()),
+    ] {
+        let wire = v1::Outcome {
+            job: String::new(),
+            outcome: Some((&outcome).into()),
+        };
+        assert_eq!(Outcome::try_from(&wire).unwrap(), outcome);
+    }
+    for prepared in [
+        Prepared::Source {
+            manifest: run().manifest,
+        },
+        Prepared::Ready {
+            path: "/scratch/x".to_owned(),
+            candidate: true,
+        },
+        Prepared::Skipped {
+            path: "/scratch/x".to_owned(),
+        },
+        Prepared::Unfit(failure.clone()),
+    ] {
+        let wire = v1::Prepared {
+            job: String::new(),
+            version: 0,
+            answer: Some((&prepared).into()),
+        };
+        assert_eq!(Prepared::try_from(&wire).unwrap(), prepared);
+    }
+    for report in [
+        SourceReport::Final(run().fin.unwrap()),
+        SourceReport::Sha256(FileDigest([8; 32])),
+        SourceReport::Failed(failure),
+    ] {
+        let wire = v1::SourceReport {
+            job: String::new(),
+            report: Some((&report).into()),
+        };
+        assert_eq!(SourceReport::try_from(&wire).unwrap(), report);
+    }
+    let progress = Progress {
+        chunks: 3,
+        disk_time: Duration::from_millis(250),
+        parent: Some("n0".parse().unwrap()),
+        rtt: Some(Duration::from_millis(1)),
+        ..Progress::default()
+    };
+    let wire = v1::JobProgress::of(JobId::from_random([1; 16]), &progress);
+    assert_eq!(Progress::try_from(&wire).unwrap(), progress);
+}
