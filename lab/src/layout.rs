@@ -1,8 +1,9 @@
 //! A topology as namespaces, bridges, veth pairs and qdiscs: pure, as texts for `ip -batch` and `tc -batch`.
 //!
 //! Each switch is a bridge, all of them in one namespace, the fabric. Each wire is a veth pair with a token bucket on
-//! both ends, so that it carries its rate in each direction at once. A node's address is a host address; what it
-//! reaches and over which interface is in its routes alone, so no network masks need to be invented.
+//! both ends, so that it carries its rate in each direction at once; one with an RTT or a loss is a pair of TAP devices,
+//! between which [`crate::path`] carries. A node's address is a host address; what it reaches and over which interface is
+//! in its routes alone, so no network masks need to be invented.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ use stage_core::id::{NodeName, SwitchName};
 use stage_core::topology::{End, Node, Topology};
 use stage_core::units::Rate;
 
-use crate::LabError;
+use crate::path::Path;
+use crate::{LabError, Options};
 
 /// What is to be made.
 #[derive(Debug)]
@@ -22,6 +24,15 @@ pub(crate) struct Layout {
     pub(crate) nodes: Vec<(NodeName, Namespace)>,
     /// For each edge, by its id: where its bytes are counted.
     pub(crate) taps: Vec<Tap>,
+    /// Links that delay or lose: their devices in the fabric must be there before its batch runs.
+    pub(crate) paths: Vec<LongLink>,
+}
+
+/// A link that a thread carries, between two devices of the fabric.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LongLink {
+    pub(crate) devices: [String; 2],
+    pub(crate) path: Path,
 }
 
 /// A namespace and what is set up in it. The fabric comes first: its batch makes the nodes' interfaces.
@@ -50,6 +61,7 @@ impl Namespace {
         writeln!(self.ip, "{line}").expect("a string takes all");
     }
 
+    /// A token bucket on what a device sends.
     fn shape(&mut self, device: &str, rate: Rate) {
         let bytes = rate.bytes_per_second();
         // A bucket that does not hold a whole GSO packet (64 KiB) makes the kernel cut each, which costs a core.
@@ -81,7 +93,7 @@ fn device(node: &Node, interface: usize) -> String {
 }
 
 /// Lays out `topology` in namespaces whose names begin with `prefix`.
-pub(crate) fn layout(topology: &Topology, prefix: &str) -> Result<Layout, LabError> {
+pub(crate) fn layout(topology: &Topology, prefix: &str, options: &Options) -> Result<Layout, LabError> {
     let networks = Networks::of(topology)?;
     let mut fabric = Namespace::new(format!("{prefix}fabric"));
     let mut nodes: Vec<(NodeName, Namespace)> = topology
@@ -114,29 +126,34 @@ pub(crate) fn layout(topology: &Topology, prefix: &str) -> Result<Layout, LabErr
     }
 
     let mut taps = Vec::with_capacity(topology.edge_count());
+    let mut paths = Vec::new();
     for (index, link) in topology.links().enumerate() {
         let rate = link.member_capacity.times(f64::from(link.members));
+        let ends = [format!("w{index}a"), format!("w{index}b")];
+        let long = (link.rtt.is_some() || link.loss > 0.0).then(|| {
+            let mut path = Path::new(rate, link.rtt.unwrap_or_default(), link.loss);
+            path.queue = options.queue.unwrap_or(path.queue);
+            LongLink {
+                devices: ends.clone(),
+                path,
+            }
+        });
         match (link.from, link.to) {
             (End::Switch(from), End::Switch(to)) => {
-                let (near, far) = (format!("w{index}a"), format!("w{index}b"));
-                fabric.ip(format_args!("link add name {near} type veth peer name {far}"));
-                for (device, switch) in [(&near, from), (&far, to)] {
+                let [near, far] = &ends;
+                if long.is_none() {
+                    fabric.ip(format_args!("link add name {near} type veth peer name {far}"));
+                }
+                for (device, switch) in [(near, from), (far, to)] {
                     fabric.ip(format_args!(
                         "link set dev {device} master {} up",
                         bridges[switch]
                     ));
-                    fabric.shape(device, rate);
+                    if long.is_none() && !options.unshaped {
+                        fabric.shape(device, rate);
+                    }
                 }
-                taps.extend([
-                    Tap {
-                        device: near,
-                        sends: true,
-                    },
-                    Tap {
-                        device: far,
-                        sends: true,
-                    },
-                ]);
+                taps.extend(ends.map(|device| Tap { device, sends: true }));
             }
             (End::Node { node, interface }, End::Switch(switch))
             | (End::Switch(switch), End::Node { node, interface }) => {
@@ -147,9 +164,26 @@ pub(crate) fn layout(topology: &Topology, prefix: &str) -> Result<Layout, LabErr
                     "link add name {outer} type veth peer name {inner} netns {}",
                     namespace.name
                 ));
-                fabric.ip(format_args!("link set dev {outer} master {} up", bridges[switch]));
-                fabric.shape(&outer, rate);
-                namespace.shape(&inner, rate);
+                match &long {
+                    None => {
+                        fabric.ip(format_args!("link set dev {outer} master {} up", bridges[switch]));
+                        if !options.unshaped {
+                            fabric.shape(&outer, rate);
+                            namespace.shape(&inner, rate);
+                        }
+                    }
+                    Some(_) => {
+                        // The path stands between the node's interface and the switch, which has the rate: a bridge
+                        // of its own joins it to the interface.
+                        let own = format!("x{index}");
+                        let [near, far] = &ends;
+                        fabric.ip(format_args!("link add name {own} type bridge mcast_snooping 0"));
+                        fabric.ip(format_args!("link set dev {own} up"));
+                        for (device, bridge) in [(&outer, &own), (near, &own), (far, &bridges[switch])] {
+                            fabric.ip(format_args!("link set dev {device} master {bridge} up"));
+                        }
+                    }
+                }
                 let from_node = matches!(link.from, End::Node { .. });
                 taps.extend([!from_node, from_node].map(|sends| Tap {
                     device: outer.clone(),
@@ -163,6 +197,7 @@ pub(crate) fn layout(topology: &Topology, prefix: &str) -> Result<Layout, LabErr
                 )
             }
         }
+        paths.extend(long);
     }
 
     for (node, (_, namespace)) in topology.nodes().iter().zip(&mut nodes) {
@@ -179,7 +214,12 @@ pub(crate) fn layout(topology: &Topology, prefix: &str) -> Result<Layout, LabErr
         namespace.forwards = networks.of_node(node).len() > 1;
         routes(topology, &networks, node, namespace)?;
     }
-    Ok(Layout { fabric, nodes, taps })
+    Ok(Layout {
+        fabric,
+        nodes,
+        taps,
+        paths,
+    })
 }
 
 fn address(node: &Node, interface: usize) -> Result<IpAddr, LabError> {
@@ -360,6 +400,8 @@ impl Networks {
 
 #[cfg(test)]
 mod tests {
+    use stage_core::units::ByteCount;
+
     use super::*;
 
     fn parsed(text: &str) -> Topology {
@@ -396,7 +438,7 @@ nic = "1 Gbit/s"
 
     #[test]
     fn a_topology_becomes_batches() {
-        let layout = layout(&parsed(TWO_NETWORKS), "p-").unwrap();
+        let layout = layout(&parsed(TWO_NETWORKS), "p-", &Options::default()).unwrap();
         let mut text = format!("{}\n{}{}", layout.fabric.name, layout.fabric.ip, layout.fabric.tc);
         for (_, node) in &layout.nodes {
             write!(
@@ -442,10 +484,53 @@ nic = "1 Gbit/s"
     fn what_bridges_cannot_do_is_refused() {
         let ring = TWO_NETWORKS.to_owned()
             + "[[switch]]\nname = \"s3\"\n[[link]]\nbetween = [\"s[1-2]\", \"s3\"]\ncapacity = \"1 Gbit/s\"\n";
-        assert!(matches!(layout(&parsed(&ring), "p-"), Err(LabError::Loop(link)) if link == "link s2-s3"));
+        assert!(
+            matches!(layout(&parsed(&ring), "p-", &Options::default()), Err(LabError::Loop(link)) if link == "link s2-s3")
+        );
         let nameless = TWO_NETWORKS.replace("address = \"192.0.2.9\"\n", "");
         assert!(
-            matches!(layout(&parsed(&nameless), "p-"), Err(LabError::NoAddress(node)) if node.as_str() == "z")
+            matches!(layout(&parsed(&nameless), "p-", &Options::default()), Err(LabError::NoAddress(node)) if node.as_str() == "z")
         );
+    }
+
+    #[test]
+    fn a_link_with_an_rtt_is_carried_and_one_without_is_not() {
+        let far = TWO_NETWORKS.replace(
+            "capacity = \"200 Mbit/s\"",
+            "capacity = \"200 Mbit/s\"\nrtt = \"100 ms\"\nloss = 0.01",
+        );
+        let laid = layout(&parsed(&far), "p-", &Options::default()).unwrap();
+        let [long] = &laid.paths[..] else {
+            panic!("{:?}", laid.paths)
+        };
+        assert_eq!(long.devices, ["w0a", "w0b"]);
+        assert_eq!(long.path.delay, std::time::Duration::from_millis(50));
+        assert_eq!(
+            long.path.queue,
+            ByteCount(2_500_000),
+            "what is under way at full rate"
+        );
+        assert!((long.path.loss - 0.01).abs() < 1e-12);
+        assert!(!laid.fabric.ip.contains("peer name w0b"), "{}", laid.fabric.ip);
+        assert!(laid.fabric.ip.contains("link set dev w0a master br0 up"));
+        assert!(!laid.fabric.tc.contains("w0a"));
+
+        let options = Options {
+            queue: Some(ByteCount(9)),
+            unshaped: true,
+        };
+        let laid = layout(&parsed(&far), "p-", &options).unwrap();
+        assert_eq!(laid.paths[0].path.queue, ByteCount(9));
+        assert!(laid.fabric.tc.is_empty() && laid.nodes.iter().all(|(_, node)| node.tc.is_empty()));
+    }
+
+    #[test]
+    fn a_long_cable_between_two_nodes_is_long_once() {
+        let cable = TWO_NETWORKS.to_owned()
+            + "[[link]]\nbetween = [\"a\", \"z\"]\ncapacity = \"1 Gbit/s\"\nrtt = \"15 ms\"\n";
+        // Its ends would need addresses of their own: what is asked here is only who carries.
+        let topology = parsed(&cable);
+        let long: Vec<_> = topology.links().filter(|link| link.rtt.is_some()).collect();
+        assert_eq!(long.len(), 1);
     }
 }

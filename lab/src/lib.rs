@@ -6,15 +6,17 @@
 //!
 //! [`cluster::Cluster::up`] starts stage itself in a lab: a coordinator and an agent on every node.
 //!
-//! What a lab does not do: it neither delays nor loses packets (`rtt` and `loss` of links), as netem may be missing from
-//! a kernel; parallel links are one of their summed capacity; a fabric with loops is refused, as bridges would send
-//! broadcasts around it.
+//! A link with `rtt` or `loss` is carried in user space ([`path`]), as netem may be missing from a kernel.
+//!
+//! What a lab does not do: parallel links are one of their summed capacity; a fabric with loops is refused, as bridges
+//! would send broadcasts around it.
 
 pub mod cluster;
 mod layout;
 mod measure;
 mod names;
 mod need;
+mod path;
 mod tools;
 mod usage;
 
@@ -26,9 +28,11 @@ use std::process::Command;
 
 use stage_core::id::NodeName;
 use stage_core::topology::Topology;
+use stage_core::units::ByteCount;
 
-pub use self::measure::{Counters, sha256sum};
+pub use self::measure::{Carried, Counters, sha256sum};
 pub use self::need::{is_demanded, need_iperf, need_netns};
+pub use self::path::Segments;
 pub use self::usage::Usage;
 
 /// Why a lab cannot be.
@@ -75,6 +79,14 @@ pub enum LabError {
         /// What was there instead.
         state: String,
     },
+    /// A link with delay or loss cannot be made.
+    #[error("no device for {link} can be made: {source}")]
+    Path {
+        /// The link's devices.
+        link: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A file or directory cannot be made or read.
     #[error("{path}: {source}")]
     Directory {
@@ -92,6 +104,15 @@ impl LabError {
     }
 }
 
+/// What a lab has that its topology does not say.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Links and interfaces carry what the machine can.
+    pub unshaped: bool,
+    /// What waits at most before a link with an RTT; `None`: as much as is under way on it at full rate.
+    pub queue: Option<ByteCount>,
+}
+
 /// A fabric that stands. Dropping it ends the processes in it and removes it.
 #[derive(Debug)]
 pub struct Lab {
@@ -103,6 +124,7 @@ pub struct Lab {
     namespaces: BTreeMap<NodeName, String>,
     fabric: String,
     taps: Vec<layout::Tap>,
+    carriers: Vec<path::Carrier>,
 }
 
 impl Lab {
@@ -112,9 +134,17 @@ impl Lab {
     /// # Errors
     /// A topology that a lab cannot have, or a tool that failed; what was made until then is removed.
     pub fn up(topology: &Topology) -> Result<Self, LabError> {
+        Self::with(topology, &Options::default())
+    }
+
+    /// As [`Self::up`], with options.
+    ///
+    /// # Errors
+    /// As [`Self::up`].
+    pub fn with(topology: &Topology, options: &Options) -> Result<Self, LabError> {
         sweep();
         let prefix = names::prefix();
-        let layout = layout::layout(topology, &prefix)?;
+        let layout = layout::layout(topology, &prefix, options)?;
         let mut lab = Self {
             topology: topology.clone(),
             dir: names::memory_dir(&prefix),
@@ -127,6 +157,7 @@ impl Lab {
                 .collect(),
             fabric: layout.fabric.name.clone(),
             taps: layout.taps,
+            carriers: Vec::new(),
         };
         for node in topology.nodes() {
             let path = lab.dir.join(node.name.as_str());
@@ -136,6 +167,13 @@ impl Lab {
         for space in spaces() {
             tools::ip(&["netns", "add", &space.name], "")?;
             lab.made.push(space.name.clone());
+        }
+        for long in &layout.paths {
+            let carrier = path::Carrier::start(&lab.fabric, long.devices.clone(), long.path);
+            lab.carriers.push(carrier.map_err(|source| LabError::Path {
+                link: long.devices.join("-"),
+                source,
+            })?);
         }
         for space in spaces() {
             settings(&space.name, space.forwards)?;
@@ -209,6 +247,11 @@ impl Lab {
             tools::ip(&[&["-n", self.namespace(from)?], &words[..]].concat(), "")?;
         }
         Ok(())
+    }
+
+    /// What has become of the segments on each link with an RTT or a loss, in the topology's order; both directions.
+    pub fn segments(&self) -> Vec<Segments> {
+        self.carriers.iter().map(path::Carrier::segments).collect()
     }
 
     /// A directory of the node's own, in memory, gone with the lab.

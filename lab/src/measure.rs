@@ -20,6 +20,17 @@ pub struct Counters {
     pub packets: u64,
 }
 
+/// What TCP connections have carried together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Carried {
+    /// Payload that has arrived when the sender says that it has sent all.
+    pub received: ByteCount,
+    /// From start to end.
+    pub rate: Rate,
+    /// Segments sent again.
+    pub retransmitted: u64,
+}
+
 /// The SHA-256 digests of files, in their order, as coreutils' `sha256sum` finds them.
 ///
 /// # Errors
@@ -83,6 +94,32 @@ impl Lab {
     /// # Errors
     /// Unknown nodes, nodes that no network joins, or an iperf3 that failed.
     pub fn iperf(&self, from: &str, to: &str) -> Result<Rate, LabError> {
+        let answer = self.iperf_with(from, to, &["--time", "2", "--omit", "1"])?;
+        let rate = figure(&answer, "/end/sum_received/bits_per_second")?;
+        Ok(Rate::from_bits_per_second(rate))
+    }
+
+    /// What TCP connections carry of so many bytes, together, from their start, as iperf3 shows it.
+    ///
+    /// # Errors
+    /// As [`Self::iperf`].
+    pub fn iperf_bytes(
+        &self,
+        from: &str,
+        to: &str,
+        bytes: ByteCount,
+        streams: u32,
+    ) -> Result<Carried, LabError> {
+        let (bytes, streams) = (bytes.0.to_string(), streams.to_string());
+        let answer = self.iperf_with(from, to, &["--bytes", &bytes, "--parallel", &streams])?;
+        Ok(Carried {
+            received: ByteCount(figure(&answer, "/end/sum_received/bytes")? as u64),
+            rate: Rate::from_bits_per_second(figure(&answer, "/end/sum_received/bits_per_second")?),
+            retransmitted: figure(&answer, "/end/sum_sent/retransmits")? as u64,
+        })
+    }
+
+    fn iperf_with(&self, from: &str, to: &str, words: &[&str]) -> Result<Value, LabError> {
         // A port of its own, so that measurements may run side by side.
         static PORTS: AtomicU16 = AtomicU16::new(0);
         let port = (20_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 10_000).to_string();
@@ -123,15 +160,20 @@ impl Lab {
 
         let mut client = self.command(from, "iperf3")?;
         client.args(["--client", &address, "--port", &port, "--connect-timeout", "3000"]);
-        client.args(["--time", "2", "--omit", "1", "--json"]);
+        client.args(words).arg("--json");
         let answer = tools::run(&mut client, "")?;
-        let missing = |wanted: String| LabError::Answer {
-            tool: "iperf3",
-            wanted,
-        };
-        let answer: Value = serde_json::from_str(&answer).map_err(|why| missing(why.to_string()))?;
-        let rate = answer["end"]["sum_received"]["bits_per_second"].as_f64();
-        rate.map(Rate::from_bits_per_second)
-            .ok_or_else(|| missing("end.sum_received.bits_per_second".to_owned()))
+        serde_json::from_str(&answer).map_err(|why| missing(why.to_string()))
     }
+}
+
+fn missing(wanted: String) -> LabError {
+    LabError::Answer {
+        tool: "iperf3",
+        wanted,
+    }
+}
+
+fn figure(answer: &Value, at: &str) -> Result<f64, LabError> {
+    let figure = answer.pointer(at).and_then(Value::as_f64);
+    figure.ok_or_else(|| missing(at.to_owned()))
 }

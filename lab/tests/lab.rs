@@ -6,6 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use stage_core::topology::{EdgeId, Topology};
+use stage_core::units::ByteCount;
 use stage_lab::{Lab, is_demanded, need_iperf, need_netns};
 
 const TWO_RACKS: &str = r#"
@@ -316,4 +317,80 @@ fn what_a_killed_lab_leaves_is_swept() {
     assert!(prefix.starts_with("stage-lab-"), "{prefix:?}");
     assert!(!String::from_utf8_lossy(&left.stdout).contains(prefix.trim()));
     assert_eq!(output.read_line(&mut prefix).unwrap(), 0, "its output is closed");
+}
+
+const FAR: &str = r#"
+[cluster]
+name = "lab"
+
+[[switch]]
+name = "here"
+[[switch]]
+name = "there"
+[[link]]
+between = ["here", "there"]
+capacity = "1 Gbit/s"
+rtt = "RTT"
+
+[[node]]
+name = "near"
+address = "10.77.0.1"
+attach = "here"
+nic = "10 Gbit/s"
+
+[[node]]
+name = "far"
+address = "10.77.0.2"
+attach = "there"
+nic = "10 Gbit/s"
+"#;
+
+/// Other work on the machine can only make an answer later: the fastest counts.
+#[test]
+fn a_link_with_an_rtt_has_it() {
+    if !need_netns() {
+        return;
+    }
+    for asked in [15.0, 100.0] {
+        let text = FAR.replace("RTT", &format!("{asked} ms"));
+        let lab = Lab::up(&Topology::parse("far.toml", &text).unwrap()).unwrap();
+        let mut command = lab.command("near", "ping").unwrap();
+        let address = lab.address("far").unwrap().to_string();
+        let output = command
+            .args(["-n", "-i", "0.05", "-c", "10", &address])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let summary = text
+            .lines()
+            .find_map(|line| line.strip_prefix("rtt min/avg/max/mdev = "));
+        let fastest: f64 = summary
+            .and_then(|figures| figures.split('/').next())
+            .unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)))
+            .parse()
+            .unwrap();
+        assert!((asked..asked * 1.05).contains(&fastest), "{asked} ms: {text}");
+    }
+}
+
+#[test]
+fn a_link_that_loses_carries_super_packets_whole_and_cut() {
+    if !need_iperf() {
+        return;
+    }
+    let text = FAR.replace("rtt = \"RTT\"", "rtt = \"2 ms\"\nloss = 0.01");
+    let lab = Lab::up(&Topology::parse("far.toml", &text).unwrap()).unwrap();
+    let sent = ByteCount(16 << 20);
+    let carried = lab.iperf_bytes("near", "far", sent, 2).unwrap();
+    assert!(carried.received.0 > sent.0 / 2, "{carried:?}");
+    let [segments] = lab.segments()[..] else {
+        panic!("{:?}", lab.segments())
+    };
+    assert!(
+        segments.carried > carried.received.0 / 1448,
+        "{segments:?} {carried:?}"
+    );
+    // A hundred and more are to be expected, in segments of which most came in super-packets.
+    let share = segments.lost as f64 / (segments.lost + segments.carried) as f64;
+    assert!((0.005..0.02).contains(&share), "{segments:?}");
 }
