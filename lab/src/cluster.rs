@@ -22,7 +22,7 @@ use stage_net::authority::{Authority, Files};
 
 pub use self::push::{Event, Pushed, Running};
 use crate::usage::{Sampler, Usage};
-use crate::{Lab, LabError};
+use crate::{Lab, LabError, SlowDisk, Speed};
 
 /// The name under which the coordinator's memory and processor time are kept; agents have their node's.
 pub const COORDINATOR: &str = "coordinator";
@@ -50,6 +50,8 @@ pub struct Setup<'a> {
     pub security: Security,
     /// Nodes whose root is a file system of its own of this size; it is there for the node's agent only.
     pub small_roots: &'a [(&'a str, ByteCount)],
+    /// Nodes whose root is a slow disk.
+    pub slow_roots: &'a [(&'a str, Speed)],
     /// Where the daemons' logs go; `None`: below the lab's directory, gone with it.
     pub logs: Option<&'a Path>,
 }
@@ -76,6 +78,8 @@ pub struct Cluster<'l> {
     small_roots: BTreeMap<String, ByteCount>,
     daemons: BTreeMap<String, Child>,
     sampler: Arc<Sampler>,
+    /// Below the roots of running agents: dropped when those have ended.
+    slow_disks: Vec<SlowDisk>,
 }
 
 impl<'l> Cluster<'l> {
@@ -109,12 +113,19 @@ impl<'l> Cluster<'l> {
                 .collect(),
             daemons: BTreeMap::new(),
             sampler: Arc::new(Sampler::start()),
+            slow_disks: Vec::new(),
             dir,
             logs,
         };
         write(&cluster.topology_file(), setup.topology)?;
         if setup.security == Security::Tls {
             cluster.issue()?;
+        }
+        for (node, speed) in setup.slow_roots {
+            let root = cluster.root(node);
+            make_dir(&root)?;
+            let disk = SlowDisk::mount(&root, *speed).map_err(|why| fault(&root, why))?;
+            cluster.slow_disks.push(disk);
         }
         cluster.start_coordinator()?;
         for node in nodes {

@@ -17,6 +17,7 @@ mod measure;
 mod names;
 mod need;
 mod path;
+mod slow;
 mod tools;
 mod usage;
 
@@ -31,8 +32,9 @@ use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
 
 pub use self::measure::{Carried, Counters, sha256sum};
-pub use self::need::{is_demanded, need_iperf, need_netns};
+pub use self::need::{is_demanded, need_fuse, need_iperf, need_netns};
 pub use self::path::Segments;
+pub use self::slow::{SlowDisk, Speed};
 pub use self::usage::Usage;
 
 /// Why a lab cannot be.

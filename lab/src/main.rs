@@ -12,7 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use stage_core::topology::Topology;
-use stage_lab::Lab;
+use stage_core::units::{ByteCount, Rate};
+use stage_lab::{Lab, SlowDisk, Speed};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Network namespaces and shaped links laid out from a topology.toml (needs root and iproute2).
@@ -43,6 +44,22 @@ enum What {
     ///
     /// Needs iperf3 as well, and some 16 GiB of memory. Ends with 1 if a figure is not as asked.
     Accept(accept::Accept),
+    /// Make a directory slow, until Ctrl-C or SIGTERM.
+    ///
+    /// What lies in it is seen through a FUSE file system that reads and writes at a set rate.
+    Slowdisk {
+        /// The directory.
+        dir: PathBuf,
+        /// What it writes: "50 MB/s".
+        #[arg(long, value_name = "RATE")]
+        write: Rate,
+        /// What it reads of what is not in the page cache [default: as it writes].
+        #[arg(long, value_name = "RATE")]
+        read: Option<Rate>,
+        /// So much it takes at once, then nothing until the rate has caught up.
+        #[arg(long, value_name = "SIZE", default_value = "1 MiB")]
+        burst: ByteCount,
+    },
     /// Remove what labs of dead processes left behind.
     Sweep,
 }
@@ -65,6 +82,17 @@ fn run(what: What) -> Result<ExitCode, String> {
                 .map_err(|why| why.to_string())?
                 .block_on(up(&file, on.as_deref(), &command))
         }
+        What::Slowdisk {
+            dir,
+            write,
+            read,
+            burst,
+        } => {
+            let read = read.unwrap_or(write);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let wait = slow(&dir, Speed { write, read, burst });
+            runtime.map_err(|why| why.to_string())?.block_on(wait)
+        }
         What::Accept(accept) => Ok(if accept::run(&accept)? {
             ExitCode::SUCCESS
         } else {
@@ -77,6 +105,19 @@ fn run(what: What) -> Result<ExitCode, String> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+async fn slow(dir: &Path, speed: Speed) -> Result<ExitCode, String> {
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|why| why.to_string())?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(|why| why.to_string())?;
+    let disk = SlowDisk::mount(dir, speed).map_err(|why| format!("{}: {why}", dir.display()))?;
+    drop(writeln!(io::stdout(), "{} is slow", dir.display()));
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    drop(disk);
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn up(file: &Path, on: Option<&str>, command: &[String]) -> Result<ExitCode, String> {

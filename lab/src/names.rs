@@ -4,9 +4,10 @@
 //! not taken for it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{LabError, tools};
@@ -63,11 +64,22 @@ pub(crate) fn sweep() -> Vec<String> {
         }
     }
     for name in listed(MEMORY).into_iter().filter(|name| is_left_behind(name)) {
+        unmount_below(&PathBuf::from(MEMORY).join(&name));
         if fs::remove_dir_all(PathBuf::from(MEMORY).join(&name)).is_ok() {
             swept.push(name);
         }
     }
     swept
+}
+
+/// Takes away slow disks whose process has died: nothing below them can be removed.
+fn unmount_below(dir: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    for point in points.map(Path::new).filter(|point| point.starts_with(dir)) {
+        // What is busy or gone stays; the removal shows it.
+        let _ = unmount(point, UnmountFlags::DETACH);
+    }
 }
 
 fn listed(dir: &str) -> Vec<String> {

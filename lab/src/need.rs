@@ -23,6 +23,24 @@ pub fn need_iperf() -> bool {
     rule("iperf3 in network namespaces", missing)
 }
 
+/// Whether a slow disk can be mounted here; else as [`need_netns`].
+///
+/// # Panics
+/// As [`need_netns`].
+pub fn need_fuse() -> bool {
+    let missing = if !rustix::process::geteuid().is_root() {
+        Some("this is not root".to_owned())
+    } else {
+        std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .err()
+            .map(|why| format!("/dev/fuse: {why}"))
+    };
+    rule("FUSE", missing)
+}
+
 /// Whether `STAGE_TEST_NETNS=1` is set.
 pub fn is_demanded() -> bool {
     std::env::var_os("STAGE_TEST_NETNS").is_some_and(|value| value == "1")

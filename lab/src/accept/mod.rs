@@ -142,6 +142,7 @@ impl Bench {
             topology,
             security,
             small_roots: &[],
+            slow_roots: &[],
             logs: logs.as_deref(),
         };
         let mut cluster = Cluster::up(&lab, &setup)?;
