@@ -74,6 +74,7 @@ fn cluster<'l>(
     topology: &str,
     security: Security,
     small_roots: &[(&str, ByteCount)],
+    slow_roots: &[],
 ) -> Cluster<'l> {
     let setup = Setup {
         stage: Path::new(env!("CARGO_BIN_EXE_stage")),
