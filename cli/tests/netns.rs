@@ -74,13 +74,13 @@ fn cluster<'l>(
     topology: &str,
     security: Security,
     small_roots: &[(&str, ByteCount)],
-    slow_roots: &[],
 ) -> Cluster<'l> {
     let setup = Setup {
         stage: Path::new(env!("CARGO_BIN_EXE_stage")),
         topology,
         security,
         small_roots,
+        slow_roots: &[],
         logs: None,
     };
     Cluster::up(lab, &setup).unwrap()
