@@ -7,7 +7,7 @@
 //! | 1 | anything else |
 //! | 2 | bad flag, unknown or empty target, no source node, errors in a topology |
 //! | 3 | no coordinator |
-//! | 4 | refused before a byte moved: source missing or unreadable, no target fit |
+//! | 4 | refused before a byte moved: source missing or unreadable, no target fit; no agent on this host; `path`: not there |
 //! | 5 | some targets published, some not |
 //! | 6 | none published |
 //! | 7 | cancelled |
@@ -48,7 +48,8 @@ pub(crate) fn of(code: Code) -> u8 {
     match code {
         Code::Usage | Code::UnknownTarget | Code::NoSource | Code::UnknownJob | Code::Config => USAGE,
         Code::NoCoordinator => NO_COORDINATOR,
-        Code::SourceMissing
+        Code::NoAgent
+        | Code::SourceMissing
         | Code::SourceUnreadable
         | Code::SourceKind
         | Code::SourceIo
@@ -60,6 +61,7 @@ pub(crate) fn of(code: Code) -> u8 {
         | Code::Quota
         | Code::ReadOnly
         | Code::Exists
+        | Code::NotHere
         | Code::WrongKind => REFUSED,
         Code::SourceChanged | Code::SourceLost | Code::Corrupt | Code::Unexpected => NONE,
         Code::Cancelled => CANCELLED,
@@ -89,6 +91,8 @@ mod tests {
             (Code::NoSource, 2),
             (Code::NoCoordinator, 3),
             (Code::SourceMissing, 4),
+            (Code::NotHere, 4),
+            (Code::NoAgent, 4),
             (Code::SourceUnreadable, 4),
             (Code::SourceKind, 4),
             (Code::NoSpace, 4),

@@ -19,6 +19,8 @@ pub enum Code {
     NoSource,
     /// The coordinator did not answer.
     NoCoordinator,
+    /// The agent of this host did not answer on its socket.
+    NoAgent,
     /// The source path does not exist.
     SourceMissing,
     /// The source cannot be read.
@@ -53,6 +55,8 @@ pub enum Code {
     Corrupt,
     /// The copy's digest is not the expected one.
     Unexpected,
+    /// Nothing of that name is published on this node.
+    NotHere,
     /// Writing or reading the target failed.
     Io,
     /// A peer could not be reached, or said nothing in time.
@@ -91,6 +95,7 @@ impl Code {
             Self::UnknownTarget => "unknown_target",
             Self::NoSource => "no_source",
             Self::NoCoordinator => "no_coordinator",
+            Self::NoAgent => "no_agent",
             Self::SourceMissing => "source_missing",
             Self::SourceUnreadable => "source_unreadable",
             Self::SourceKind => "source_kind",
@@ -108,6 +113,7 @@ impl Code {
             Self::WrongKind => "wrong_kind",
             Self::Corrupt => "corrupt",
             Self::Unexpected => "unexpected",
+            Self::NotHere => "not_here",
             Self::Io => "io",
             Self::Unreachable => "unreachable",
             Self::Denied => "denied",
@@ -126,11 +132,12 @@ impl Code {
     }
 
     /// Every code, for conversions and tests.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 37] = [
         Self::Usage,
         Self::UnknownTarget,
         Self::NoSource,
         Self::NoCoordinator,
+        Self::NoAgent,
         Self::SourceMissing,
         Self::SourceUnreadable,
         Self::SourceKind,
@@ -148,6 +155,7 @@ impl Code {
         Self::WrongKind,
         Self::Corrupt,
         Self::Unexpected,
+        Self::NotHere,
         Self::Io,
         Self::Unreachable,
         Self::Denied,

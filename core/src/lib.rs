@@ -10,6 +10,7 @@
 //! | [`chunk`] | a payload laid out as chunks, and sets of them |
 //! | [`digest`] | chunk, file and root digests, and how each is computed |
 //! | [`manifest`] | what a payload is made of |
+//! | `place` | where a payload lies, as people write it |
 //! | [`failure`] | the one form in which a cause travels to a person |
 //! | [`topology`] | the fabric: nodes, switches, links, groups, read from `topology.toml` |
 //! | [`plan`] | who gets the payload from whom, and the forecast |
@@ -28,6 +29,7 @@ pub mod failure;
 pub mod id;
 pub mod job;
 pub mod manifest;
+mod place;
 pub mod plan;
 pub mod simulate;
 pub mod topology;

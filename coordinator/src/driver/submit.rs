@@ -7,7 +7,7 @@ use std::time::Duration;
 use stage_core::assignment::{IfExists, Place, TargetSpec};
 use stage_core::digest::{ChunkHash, Expected};
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{JobId, JobKey, NodeName, RootName};
+use stage_core::id::{JobId, JobKey, NodeName};
 use stage_core::job::{Spec, UnfitRule};
 use stage_core::plan::ShapeChoice;
 use stage_core::topology::Topology;
@@ -101,7 +101,7 @@ pub(super) fn draft(
             format!("use 1 to {STREAMS}, or auto"),
         ));
     }
-    let place = place(&submit.dest)?;
+    let place = Place::parse(&submit.dest)?;
     let targets = select(&submit.targets, topology, answers)?;
     let source = source(&submit, topology)?;
     Ok(Drafted {
@@ -173,55 +173,6 @@ fn payload_name(path: &[u8]) -> Result<Vec<u8>, Failure> {
         ));
     }
     Ok(name.to_vec())
-}
-
-/// `--dest`: nothing, `ROOT:DIR`, or an absolute directory.
-fn place(dest: &[u8]) -> Result<Place, Failure> {
-    let fault = |why: &str| {
-        usage(
-            format!("destination {:?} {why}", shown(dest)),
-            "write ROOT:DIR, or an absolute directory that lies in a root",
-        )
-    };
-    if dest.contains(&0) {
-        return Err(fault("contains a zero byte"));
-    }
-    let clean = |dir: &[u8]| -> Result<Vec<u8>, Failure> {
-        let parts: Vec<&[u8]> = dir
-            .split(|byte| *byte == b'/')
-            .filter(|part| !part.is_empty() && *part != b".")
-            .collect();
-        if parts.iter().any(|part| *part == b"..") {
-            return Err(fault("leads upwards with \"..\""));
-        }
-        if parts.iter().any(|part| part.starts_with(b".stage")) {
-            return Err(fault("has a part that begins with .stage, which is stage's own"));
-        }
-        Ok(parts.join(&b'/'))
-    };
-    if dest.is_empty() {
-        return Ok(Place::Root {
-            root: None,
-            dir: Vec::new(),
-        });
-    }
-    if dest[0] == b'/' {
-        let mut dir = vec![b'/'];
-        dir.extend(clean(dest)?);
-        return Ok(Place::Absolute(dir));
-    }
-    let colon = dest
-        .iter()
-        .position(|byte| *byte == b':')
-        .ok_or_else(|| fault("is neither ROOT:DIR nor absolute"))?;
-    let root: RootName = std::str::from_utf8(&dest[..colon])
-        .ok()
-        .and_then(|name| name.parse().ok())
-        .ok_or_else(|| fault("does not begin with the name of a root"))?;
-    Ok(Place::Root {
-        root: Some(root),
-        dir: clean(&dest[colon + 1..])?,
-    })
 }
 
 /// The node that is told, or the one that has an address of the client's host.
