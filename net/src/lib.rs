@@ -9,6 +9,7 @@
 //! | [`identity`] | who a certificate says its bearer is |
 //! | [`authority`] | a throw-away CA for the demo and for tests |
 //! | [`conn`] | a connection, async or blocking |
+//! | [`local`] | the Unix socket between command line and agent of a host |
 //! | `grpc` | channels and incoming streams for tonic (feature `grpc`) |
 
 pub mod authority;
@@ -16,6 +17,7 @@ pub mod conn;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 pub mod identity;
+pub mod local;
 mod tls;
 
 use std::io;
@@ -86,6 +88,36 @@ pub enum NetError {
     /// TLS could not be set up from the given files.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
+    /// The agent's socket cannot be had.
+    #[error("cannot listen on the socket {path}: {why}")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The agent's socket cannot be reached.
+    #[error("cannot reach the agent's socket {path}: {source}")]
+    Local {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A connection within the host broke.
+    #[error("the connection within the host broke: {0}")]
+    Broken(io::Error),
+    /// A message on a connection within the host is none.
+    #[error("a message on the agent's socket makes no sense: {0}")]
+    Message(String),
+    /// The other end of a connection within the host is of another release.
+    #[error("the other end of the agent's socket speaks protocol {theirs}, this one {ours}")]
+    OtherProtocol {
+        /// What the peer speaks.
+        theirs: u16,
+        /// What we speak.
+        ours: u16,
+    },
 }
 
 impl NetError {
