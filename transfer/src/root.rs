@@ -4,6 +4,8 @@
 //! (`openat2` with `RESOLVE_BENEATH`, no symbolic links), and what is done in a directory is done through the
 //! descriptor of that directory. So no path is checked in one moment and used in another.
 
+mod locate;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
@@ -17,6 +19,8 @@ use stage_core::id::RootName;
 use stage_core::units::ByteCount;
 
 use crate::fault;
+
+pub use locate::{Found, Located};
 
 /// How often `openat2` is asked again after a rename elsewhere raced with it.
 const TRIES: usize = 32;
@@ -84,9 +88,25 @@ impl Roots {
             .collect()
     }
 
+    /// The roots by name and path, the default first.
+    pub fn names(&self) -> Vec<(RootName, Vec<u8>)> {
+        self.roots
+            .iter()
+            .map(|root| (root.name.clone(), root.path.as_os_str().as_bytes().to_vec()))
+            .collect()
+    }
+
     /// The directory of a target, held. Missing directories below the root are made.
     pub(crate) fn resolve(&self, place: &Place) -> Result<Held, Failure> {
-        let (root, dir) = match place {
+        let (root, dir) = self.choose(place)?;
+        let parts = components(dir)?;
+        let top = root.directory()?;
+        Held::reach(root, top, parts)
+    }
+
+    /// The root of a place, and the directory below it.
+    fn choose<'p>(&self, place: &'p Place) -> Result<(&Root, &'p [u8]), Failure> {
+        Ok(match place {
             Place::Root { root: None, dir } => {
                 let root = self.roots.first().ok_or_else(|| {
                     Failure::new(
@@ -111,10 +131,7 @@ impl Roots {
                 (root, dir.as_slice())
             }
             Place::Absolute(path) => self.containing(path)?,
-        };
-        let parts = components(dir)?;
-        let top = root.directory()?;
-        Held::reach(root, top, parts)
+        })
     }
 
     /// The directory at an absolute path, if it lies in a root and exists.
@@ -288,21 +305,14 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8]) -> rustix::io::Result<OwnedFd> {
 }
 
 impl Held {
-    fn open(root: &Root, top: Arc<OwnedFd>, parts: Vec<Vec<u8>>) -> (Spot, rustix::io::Result<OwnedFd>) {
-        let dir = beneath(top.as_fd(), &parts.join(&b'/'));
-        let root = root.path.as_os_str().as_bytes();
-        let root = root.strip_suffix(b"/").unwrap_or(root).to_vec();
-        (Spot { top, root, parts }, dir)
-    }
-
     fn find(root: &Root, top: Arc<OwnedFd>, parts: Vec<Vec<u8>>) -> Result<Self, Failure> {
-        let (place, dir) = Self::open(root, top, parts);
+        let (place, dir) = Spot::open(root, top, parts);
         let dir = dir.map_err(|e| place.fail(e, place.parts.len()))?;
         Ok(place.held(dir, 0))
     }
 
     fn reach(root: &Root, top: Arc<OwnedFd>, parts: Vec<Vec<u8>>) -> Result<Self, Failure> {
-        let (place, dir) = Self::open(root, top, parts);
+        let (place, dir) = Spot::open(root, top, parts);
         match dir {
             Ok(dir) => return Ok(place.held(dir, 0)),
             Err(Errno::NOENT) => {}
@@ -386,17 +396,30 @@ impl Spot {
         }
     }
 
-    fn unmake(&self, depth: usize, made: u32) {
-        unmake(self.top.as_fd(), &self.parts[..depth], made);
+    /// A directory below a root, not made if absent.
+    fn open(root: &Root, top: Arc<OwnedFd>, parts: Vec<Vec<u8>>) -> (Self, rustix::io::Result<OwnedFd>) {
+        let dir = beneath(top.as_fd(), &parts.join(&b'/'));
+        let root = root.path.as_os_str().as_bytes();
+        let root = root.strip_suffix(b"/").unwrap_or(root).to_vec();
+        (Self { top, root, parts }, dir)
     }
 
-    fn fail(&self, errno: Errno, depth: usize) -> Failure {
+    /// The path of its first `depth` components.
+    fn path(&self, depth: usize) -> Vec<u8> {
         let mut path = self.root.clone();
         for part in &self.parts[..depth] {
             path.push(b'/');
             path.extend(part);
         }
-        let path = show_path(&path);
+        path
+    }
+
+    fn unmake(&self, depth: usize, made: u32) {
+        unmake(self.top.as_fd(), &self.parts[..depth], made);
+    }
+
+    fn fail(&self, errno: Errno, depth: usize) -> Failure {
+        let path = show_path(&self.path(depth));
         match errno {
             Errno::LOOP | Errno::XDEV => Failure::new(
                 Code::OutsideRoot,

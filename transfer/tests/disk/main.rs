@@ -10,5 +10,6 @@ mod bench;
 mod crash;
 mod damage;
 mod life;
+mod locate;
 mod places;
 mod present;
