@@ -29,9 +29,18 @@ pub struct Config {
     pub state: PathBuf,
     /// Payload bytes held in memory, over all jobs.
     pub memory: ByteCount,
+    /// Where users of this host reach it; `None`: `agent.sock` in the state directory.
+    pub socket: Option<PathBuf>,
 }
 
 impl Config {
+    /// Where users of this host reach it.
+    pub fn socket(&self) -> PathBuf {
+        self.socket
+            .clone()
+            .unwrap_or_else(|| self.state.join("agent.sock"))
+    }
+
     pub(crate) fn check(&self, net: &Net) -> Result<(), Error> {
         if self.data_listen.is_empty() {
             return Err(Error::Config(
@@ -78,6 +87,7 @@ mod tests {
             roots: vec![("main".parse().unwrap(), "/scratch".into())],
             state: "/var/lib/stage".into(),
             memory: DEFAULT_MEMORY,
+            socket: None,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use stage_net::NetError;
 use stage_transfer::error::TransferError;
 
 /// Why an agent ends.
@@ -19,6 +20,9 @@ pub enum Error {
         /// What is wrong with it and what to do.
         why: String,
     },
+    /// The socket for users of this host could not be opened.
+    #[error("{0}; give each agent of a host a --socket of its own")]
+    Socket(#[from] NetError),
     /// The data port could not be opened.
     #[error(transparent)]
     Transfer(#[from] TransferError),

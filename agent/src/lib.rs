@@ -9,6 +9,7 @@
 //! | `session` | the control session: dial, register, obey, report, dial again |
 //! | `runner` | the jobs on this node, one task each |
 //! | `job` | one job on this node: source, target or both |
+//! | `local` | the socket for users of this host |
 //! | `outbox` | facts on their way to the coordinator, said again after each reconnect |
 //!
 //! Losing the coordinator stops nothing here: jobs go on receiving and serving; only publishing waits for FINAL.
@@ -18,6 +19,7 @@ mod error;
 mod host;
 mod identity;
 mod job;
+mod local;
 mod outbox;
 mod runner;
 mod session;
@@ -37,6 +39,7 @@ pub use config::Config;
 pub use error::Error;
 
 use identity::Identity;
+use local::Local;
 use outbox::Outbox;
 use runner::{Context, Runner};
 
@@ -51,14 +54,15 @@ pub struct Agent {
     plane: Arc<DataPlane>,
     budget: Arc<Budget>,
     roots: Arc<Roots>,
+    local: Local,
 }
 
 impl Agent {
-    /// Makes the state directory, opens the roots and the data port.
+    /// Makes the state directory, opens the roots, the data port and the socket.
     ///
     /// # Errors
-    /// A configuration that cannot work ([`Error::exit_code`] 78): an address that is not ours or taken, a state
-    /// directory that cannot be used, a certificate of another node.
+    /// A configuration that cannot work ([`Error::exit_code`] 78): an address or a socket that is not ours or taken, a
+    /// state directory that cannot be used, a certificate of another node.
     pub async fn start(config: Config, net: Net) -> Result<Self, Error> {
         config.check(&net)?;
         let state = config.state.clone();
@@ -72,6 +76,7 @@ impl Agent {
             budget.clone(),
             host::windows(),
         )?;
+        let local = Local::open(&config.socket(), config.node.clone(), roots.clone())?;
         Ok(Self {
             config,
             net,
@@ -79,6 +84,7 @@ impl Agent {
             plane,
             budget,
             roots,
+            local,
         })
     }
 
@@ -109,16 +115,22 @@ impl Agent {
             self.roots,
             outbox,
         );
+        let door = stop.child_token();
+        let local = tokio::spawn(self.local.serve(door.clone()));
         let ended = tokio::select! {
             ended = session.run(&runner, &stop) => ended,
             never = runner.sweep() => match never {},
         };
+        door.cancel();
         self.plane.drain();
         if timeout(DRAIN, runner.children_gone()).await.is_err() {
             tracing::warn!("children did not move in time; leaving them to their fallbacks");
         }
         runner.stop().await;
         self.plane.stop().await;
+        if let Err(error) = local.await {
+            tracing::error!(%error, "the socket's task did not end well");
+        }
         ended
     }
 }

@@ -58,6 +58,16 @@ pub(crate) struct Connection {
     /// STAGE_ALLOW_INSECURE=1 is set
     #[arg(long, global = true)]
     pub insecure: bool,
+    /// The socket of this host's agent
+    #[arg(
+        long,
+        global = true,
+        env = "STAGE_AGENT_SOCKET",
+        value_name = "PATH",
+        default_value = "/run/stage/agent.sock",
+        value_hint = ValueHint::FilePath
+    )]
+    pub agent_socket: PathBuf,
 }
 
 /// Whether --insecure may be used on addresses that others can reach.
@@ -76,6 +86,8 @@ pub(crate) enum Command {
     Status(Status),
     /// Wait for a job and end as its push would
     Wait(Wait),
+    /// Print where this node has a payload, for a job's script
+    Path(Path),
     /// Show the cluster's nodes, or declare some away
     Nodes(Nodes),
     /// End a job; copies that are published stay, nothing else does
@@ -316,6 +328,34 @@ pub(crate) struct Wait {
     pub output: Output,
 }
 
+/// `stage path`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example, in a job's script:
+  DB=$(stage path k2_std --fallback /lustre/db/k2_std)
+  kraken2 --db \"$DB\" …
+
+Of a tree it prints the directory of the version that is there now: who asks
+once sees one version whole, whatever is pushed meanwhile. This node's agent
+answers, through its socket; no coordinator and no certificate is needed.
+
+Exit: 0 a path was printed; 2 bad request; 4 it is not on this node, or no
+      agent answers (and there is no --fallback).")]
+pub(crate) struct Path {
+    /// The payload's name, also as ROOT:DIR/NAME or with the absolute path of its directory
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
+    /// The directory that it was pushed to: ROOT:DIR, or an absolute one [default: the first root]
+    #[arg(long, value_name = "DIR")]
+    pub dest: Option<OsString>,
+    /// Print PATH where there is nothing else to print, say why on standard error, and succeed
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub fallback: Option<PathBuf>,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
 /// `stage nodes`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_value_name = "ACTION")]
@@ -473,6 +513,9 @@ pub(crate) struct Agent {
     /// [default name of the first: main]
     #[arg(long = "root", value_name = "[NAME=]DIR")]
     pub roots: Vec<Root>,
+    /// Where users of this host reach the agent [default: agent.sock in $RUNTIME_DIRECTORY, else in the state directory]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub socket: Option<PathBuf>,
     /// How much memory bytes in transit may take
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteCount>,
@@ -568,6 +611,7 @@ impl Command {
             Self::Plan(plan) => plan.output.json,
             Self::Status(status) => status.output.json,
             Self::Wait(wait) => wait.output.json,
+            Self::Path(path) => path.output.json,
             Self::Nodes(nodes) => match &nodes.action {
                 None => nodes.output.json,
                 Some(NodesAction::Drain { output, .. } | NodesAction::Resume { output, .. }) => output.json,

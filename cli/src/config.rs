@@ -1,8 +1,10 @@
 //! Settings of the two daemons: `/etc/stage/coordinator.toml` and `/etc/stage/agent.toml`, overlaid by flags.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -44,6 +46,7 @@ struct AgentFile {
     #[serde(default, deserialize_with = "roots")]
     roots: Vec<Root>,
     state: Option<PathBuf>,
+    socket: Option<PathBuf>,
     memory: Option<ByteCount>,
     ca: Option<PathBuf>,
     cert: Option<PathBuf>,
@@ -205,8 +208,17 @@ pub(crate) fn agent(
             .or(file.state)
             .ok_or_else(|| missing("state directory", "--state DIR", "state", &name))?,
         memory: flags.memory.or(file.memory).unwrap_or(DEFAULT_MEMORY),
+        socket: flags.socket.or(file.socket).or_else(runtime_socket),
     };
     Ok((config, net))
+}
+
+/// The socket's usual place where a service manager made a directory for such things.
+fn runtime_socket() -> Option<PathBuf> {
+    let directories = std::env::var_os("RUNTIME_DIRECTORY")?;
+    // Several are separated by colons; ours is the first.
+    let first = directories.as_bytes().split(|byte| *byte == b':').next()?;
+    (!first.is_empty()).then(|| Path::new(OsStr::from_bytes(first)).join("agent.sock"))
 }
 
 fn host_name() -> Result<NodeName, Error> {

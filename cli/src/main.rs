@@ -9,6 +9,7 @@ mod config;
 mod error;
 mod event;
 mod exit;
+mod local;
 mod render;
 mod view;
 

@@ -268,6 +268,8 @@ impl<'l> Cluster<'l> {
             command.env_remove(variable);
         }
         command.env_remove("STAGE_ALLOW_INSECURE");
+        // Several agents on one host: each has its socket in its own state directory.
+        command.env_remove("RUNTIME_DIRECTORY");
         if let Some(files) = self.files.get(name) {
             command
                 .env("STAGE_CA", &files.ca)

@@ -1,7 +1,7 @@
 //! The control protocol: generated messages and services, and the only conversions between wire and core.
 //!
 //! Generated types live in [`v1`] and go no further than the services and clients that send them; what the rest
-//! works with are the types of `stage-core`, made in [`convert`].
+//! works with are the types of `stage-core`, made in [`convert`]. What is said within a host is in [`local`].
 
 /// Messages and services as generated.
 #[allow(
@@ -17,6 +17,7 @@ pub mod v1 {
 }
 
 pub mod convert;
+pub mod local;
 pub mod version;
 
 pub use convert::WireError;

@@ -8,6 +8,7 @@ mod daemon;
 mod demo;
 pub(crate) mod follow;
 mod nodes;
+mod path;
 mod plan;
 mod push;
 mod source;
@@ -63,6 +64,7 @@ fn run(stage: Stage) -> Result<u8, Error> {
         Command::Plan(plan) => plan::run(&plan, &connection),
         Command::Status(status) => block_on(status::status(status, &connection)),
         Command::Wait(wait) => block_on(status::wait(wait, &connection)),
+        Command::Path(flags) => block_on(path::run(flags, &connection)),
         Command::Nodes(nodes) => block_on(nodes::run(nodes, &connection)),
         Command::Cancel(cancel) => block_on(cancel::run(cancel, &connection)),
         Command::Topology(topology) => topology::run(topology),
@@ -73,7 +75,7 @@ fn run(stage: Stage) -> Result<u8, Error> {
     }
 }
 
-/// Runs a command that waits for one coordinator: one thread is enough. What still works on other threads when it
+/// Runs a command that waits for one coordinator or agent: one thread is enough. What still works on other threads when it
 /// ends (a file being written that nobody wants any more) is not waited for.
 fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     let runtime = Builder::new_current_thread().enable_all().build()?;

@@ -5,6 +5,7 @@ mod drawing;
 mod human;
 mod json;
 mod lists;
+mod place;
 mod progress;
 mod table;
 
@@ -17,6 +18,7 @@ use crate::event::Event;
 
 pub(crate) use drawing::drawing;
 pub(crate) use lists::{job, jobs, nodes, topology};
+pub(crate) use place::{Place, place};
 
 /// One who shows events.
 pub(crate) trait Render {

@@ -188,6 +188,23 @@ impl Cluster {
         command
     }
 
+    /// A command of a user of this node, who has no certificate and names no coordinator.
+    pub(crate) fn local(&self, node: usize, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stage"));
+        command
+            .env_clear()
+            .env("STAGE_AGENT_SOCKET", self.socket(node))
+            .current_dir(self.dir.path())
+            .args(args)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Where the node's agent listens for users of its host.
+    pub(crate) fn socket(&self, node: usize) -> PathBuf {
+        self.path(&format!("state-n{node}")).join("agent.sock")
+    }
+
     /// Runs an operator's command to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         Ran::of(self.command(args).output().unwrap())

@@ -300,6 +300,8 @@ fn stage(daemon: &str, files: Option<&Files>) -> Result<Command, Error> {
     for variable in ["STAGE_COORDINATOR", "STAGE_CA", "STAGE_CERT", "STAGE_KEY"] {
         command.env_remove(variable);
     }
+    // Several agents on one host: each has its socket in its own state directory.
+    command.env_remove("RUNTIME_DIRECTORY");
     match files {
         Some(files) => {
             command
