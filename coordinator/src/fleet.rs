@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use stage_core::assignment::Outcome;
+use stage_core::assignment::{Outcome, Place};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{ClusterId, Epoch, InstanceId, JobId, NodeName};
 use stage_core::job::{LEASE, Now, Presence, Standing};
@@ -210,6 +210,30 @@ impl Fleet {
         }
     }
 
+    /// Root and directory below it that a place means on a node; `None` where its agent has told of no such root.
+    pub(crate) fn landing<'a>(&'a self, node: &NodeName, place: &'a Place) -> Option<(&'a str, &'a [u8])> {
+        let roots = &self.agents.get(node)?.roots;
+        match place {
+            Place::Root { root: None, dir } => Some((roots.first()?.name.as_str(), dir)),
+            Place::Root {
+                root: Some(name),
+                dir,
+            } => Some((name.as_str(), dir)),
+            Place::Absolute(path) => roots
+                .iter()
+                .filter_map(|root| {
+                    let rest = path.strip_prefix(root.path.trim_end_matches('/').as_bytes())?;
+                    match rest {
+                        [] => Some((root, rest)),
+                        [b'/', below @ ..] => Some((root, below)),
+                        _ => None,
+                    }
+                })
+                .max_by_key(|(root, _)| root.path.len())
+                .map(|(root, below)| (root.name.as_str(), below)),
+        }
+    }
+
     /// The agent is about to stop.
     pub(crate) fn set_leaving(&mut self, node: &NodeName) {
         if let Some(agent) = self.agents.get_mut(node) {
@@ -386,6 +410,42 @@ mod tests {
             jobs: Vec::new(),
             cluster: None,
             epoch: Epoch(0),
+        }
+    }
+
+    #[test]
+    fn a_place_is_the_same_however_it_is_written() {
+        let topology = Topology::parse("t.toml", TOPOLOGY).unwrap();
+        let mut fleet = Fleet::new(Vec::new(), at(0));
+        let root = |name: &str, path: &str| v1::RootReport {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            ..v1::RootReport::default()
+        };
+        let mut registration = registration(1);
+        registration.roots = vec![root("scratch", "/s"), root("fast", "/s/nvme/")];
+        fleet
+            .admit(&registration, &topology, ClusterId::from_random([1; 16]))
+            .unwrap();
+        fleet.register(&registration, session(1).0, at(1));
+        let node = "n1".parse().unwrap();
+        let lands = |dest: &str| {
+            let place = Place::parse(dest.as_bytes()).unwrap();
+            fleet
+                .landing(&node, &place)
+                .map(|(root, dir)| format!("{root}:{}", String::from_utf8_lossy(dir)))
+        };
+        for (dest, landing) in [
+            ("", Some("scratch:")),
+            ("scratch:", Some("scratch:")),
+            ("/s", Some("scratch:")),
+            ("scratch:db/x", Some("scratch:db/x")),
+            ("/s/db/x/", Some("scratch:db/x")),
+            ("/s/nvme/db", Some("fast:db")),
+            ("fast:", Some("fast:")),
+            ("/sx", None),
+        ] {
+            assert_eq!(lands(dest).as_deref(), landing, "{dest}");
         }
     }
 

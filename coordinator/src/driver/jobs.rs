@@ -178,7 +178,11 @@ impl Driver {
                 "push again: every push needs an id of its own",
             ));
         }
+        let join = submit.join;
         let drafted = submit::draft(submit, &self.setup.topology, &self.answers)?;
+        if let Some(same) = join.then(|| self.under_way(&drafted)).flatten() {
+            return Ok(same);
+        }
         let spec = drafted.spec(JobKey(random()?), self.setup.hash, self.setup.encrypted);
         tracing::info!(job = %id, name = spec.name(), source = %spec.source, targets = spec.targets.len(), "job submitted");
         let older: Vec<(JobId, Vec<NodeName>)> = self
@@ -208,6 +212,25 @@ impl Driver {
         self.order.push(id);
         self.apply(id, Event::Start, now, out);
         Ok(id)
+    }
+
+    /// The newest job that still brings the same name to the same place on all of these targets.
+    fn under_way(&self, wanted: &submit::Drafted) -> Option<JobId> {
+        let lands_there = |job: &Job, node: &NodeName| {
+            let place = |place| self.fleet.landing(node, place);
+            let (theirs, ours) = (&job.spec().target.place, &wanted.target.place);
+            theirs == ours || place(theirs).is_some_and(|landing| place(ours) == Some(landing))
+        };
+        self.order.iter().rev().copied().find(|id| {
+            self.jobs.get(id).is_some_and(|entry| {
+                let open: Vec<&NodeName> = entry.job.open_targets().collect();
+                entry.job.spec().target.name == wanted.target.name
+                    && wanted
+                        .targets
+                        .iter()
+                        .all(|node| open.contains(&node) && lands_there(&entry.job, node))
+            })
+        })
     }
 
     /// A dry run: the source is asked what the payload is, nothing else happens.

@@ -36,6 +36,8 @@ pub(crate) struct Submit {
     /// `None`: the usual time.
     pub(crate) wait_for: Option<Duration>,
     pub(crate) expect: Option<Expected>,
+    /// A job under way that does the same will do.
+    pub(crate) join: bool,
 }
 
 /// A submit that names a source, targets and a place that can be.
@@ -49,7 +51,7 @@ pub(crate) struct Drafted {
     pub(crate) streams: Option<u16>,
     pub(crate) limit: Option<Rate>,
     pub(crate) source_limit: Option<Rate>,
-    target: TargetSpec,
+    pub(crate) target: TargetSpec,
     unfit: UnfitRule,
     wait_for: Duration,
     expect: Option<Expected>,
@@ -243,6 +245,7 @@ some = "n[1-2]"
             unfit: UnfitRule::Wait,
             wait_for: None,
             expect: None,
+            join: false,
         }
     }
 

@@ -91,6 +91,7 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
             Some(sha256) => Some(Expected::Sha256(sha256)),
             None => optional("expect_md5", &wire.expect_md5)?.map(Expected::Md5),
         },
+        join: wire.join,
     })
 }
 

@@ -302,3 +302,30 @@ async fn a_dry_run_plans_and_leaves_nothing() {
             .is_none_or(|failure| failure.message.contains("has not answered yet"))
     );
 }
+
+#[tokio::test]
+async fn who_joins_is_part_of_what_is_under_way() {
+    let lab = Lab::start().await;
+    let _agents = cluster(&lab, Play::default()).await;
+    let open = lab.push("n1,n4", |_| ()).await;
+    lab.until(&open, |view| view.state == "open").await;
+    let join = |request: &mut v1::SubmitRequest| request.join = true;
+    assert_eq!(lab.push("n4", join).await, open, "it comes there with that job");
+    // Not to n1, which has it: to bring it there again is another job.
+    let other = lab.push("n1", join).await;
+    assert_ne!(other, open);
+    lab.until(&other, |view| view.settled).await;
+    for change in [
+        (|request| request.path = b"/data/other.db".to_vec()) as fn(&mut v1::SubmitRequest),
+        |request| request.dest = b"scratch:db".to_vec(),
+        |request| request.targets = "n[2-4]".to_owned(),
+    ] {
+        let other = lab
+            .push("n4", |request| {
+                join(request);
+                change(request);
+            })
+            .await;
+        assert_ne!(other, open);
+    }
+}
