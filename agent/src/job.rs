@@ -10,20 +10,17 @@
 //!   Release | Cancel ──► all of it stops; what is published stays
 //! ```
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt as _;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use stage_core::assignment::{
     Assignment, Final, Order, Outcome, Prepared, Progress, Run, SourceReport, SourceSpec, TargetSpec,
 };
-use stage_core::chunk::{CHUNK, ChunkIndex};
-use stage_core::digest::{ChunkHash, ManifestDigest};
+use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobId, PlanVersion};
 use stage_core::manifest::Manifest;
+use stage_core::payload::Payload;
 use stage_transfer::inbound::{HopEvent, Inbound, InboundConfig};
 use stage_transfer::outbound::Serving;
 use stage_transfer::source::{Source, SourceConfig, look};
@@ -64,7 +61,7 @@ impl Live {
         let mut progress = Progress::default();
         if let Some(store) = &parts.store {
             progress.chunks = store.kept();
-            progress.bytes_kept = kept_bytes(store);
+            progress.bytes_kept = store.layout().bytes_in(&store.have());
             let disk = store.disk_counters();
             (progress.disk_bytes, progress.disk_time) = (disk.bytes.0, disk.time);
         }
@@ -105,7 +102,8 @@ pub(crate) struct Job {
     fin: Option<Final>,
     /// The last order to run.
     run: Option<Run>,
-    manifest: ManifestDigest,
+    /// Of a source, between looking and sending.
+    manifest: Option<Manifest>,
     complete: bool,
     /// The target's outcome was said: published, or not to be.
     ended: bool,
@@ -129,7 +127,7 @@ impl Job {
             begun: None,
             fin: None,
             run: None,
-            manifest: ManifestDigest([0; 32]),
+            manifest: None,
             complete: false,
             ended: false,
             published: false,
@@ -178,10 +176,10 @@ impl Job {
             Order::PrepareSource(source) => self.prepare_source(version, source).await,
             Order::PrepareTarget {
                 target,
-                manifest,
+                payload,
                 hash,
             } => {
-                self.prepare_target(version, target, manifest, hash).await;
+                self.prepare_target(version, target, payload, hash).await;
             }
             Order::Run(run) => self.be(run).await,
             Order::Release => self.release().await,
@@ -196,9 +194,23 @@ impl Job {
 
     async fn prepare_source(&mut self, version: PlanVersion, spec: SourceSpec) {
         let node = self.context.node.clone();
-        let prepared = match blocking(move || look(&path_of(&spec))).await {
-            Ok(manifest) => Prepared::Source { manifest },
-            Err(failure) => Prepared::Unfit(failure.on(&node)),
+        let looked = blocking(move || {
+            let manifest = look(&spec)?;
+            let payload = Payload::of(&manifest).map_err(|error| {
+                Failure::new(
+                    Code::SourceKind,
+                    format!("the source cannot be pushed: {error}"),
+                    "push it in parts",
+                )
+            })?;
+            Ok((manifest, payload))
+        });
+        let prepared = match looked.await {
+            Ok((manifest, payload)) => {
+                self.manifest = Some(manifest);
+                Prepared::Source { payload }
+            }
+            Err(failure) => Prepared::Unfit(Failure::on(failure, &node)),
         };
         self.context.outbox.prepared(self.id, version, true, &prepared);
     }
@@ -207,7 +219,7 @@ impl Job {
         &mut self,
         version: PlanVersion,
         spec: TargetSpec,
-        manifest: Manifest,
+        payload: Payload,
         hash: ChunkHash,
     ) {
         if self.ended {
@@ -220,7 +232,7 @@ impl Job {
         }
         let prepared = match &self.target {
             Some(target) => ready(target),
-            None => match self.open_target(spec, manifest, hash).await {
+            None => match self.open_target(spec, payload, hash).await {
                 Ok(Preparation::Ready(target)) => {
                     let target = Arc::new(target);
                     let prepared = ready(&target);
@@ -237,7 +249,7 @@ impl Job {
     async fn open_target(
         &self,
         spec: TargetSpec,
-        manifest: Manifest,
+        payload: Payload,
         hash: ChunkHash,
     ) -> Result<Preparation, Failure> {
         let (context, job) = (self.context.clone(), self.id);
@@ -247,7 +259,7 @@ impl Job {
                 &context.state,
                 job,
                 &spec,
-                &manifest,
+                &payload,
                 hash,
                 &context.budget,
             )
@@ -260,7 +272,6 @@ impl Job {
     async fn be(&mut self, run: Run) {
         self.run = Some(run.clone());
         self.begun.get_or_insert_with(Instant::now);
-        self.manifest = run.manifest.digest();
         if let Some(spec) = &run.source {
             self.be_source(&run, spec).await;
         }
@@ -289,11 +300,10 @@ impl Job {
         let config = SourceConfig {
             job: self.id,
             key: run.key.clone(),
-            path: path_of(spec),
-            manifest: run.manifest.clone(),
+            spec: spec.clone(),
+            payload: run.payload.clone(),
+            manifest: self.manifest.take(),
             hash: run.hash,
-            source_limit: spec.limit,
-            expect_md5: spec.expect_md5,
             limit: run.limit,
             state: self.context.state.clone(),
             children: run.children.clone(),
@@ -319,7 +329,7 @@ impl Job {
         if self.target.is_none() {
             // An agent that came back in mid-job: the journal says what is here.
             match self
-                .open_target(spec.clone(), run.manifest.clone(), run.hash)
+                .open_target(spec.clone(), run.payload.clone(), run.hash)
                 .await
             {
                 Ok(Preparation::Ready(target)) => self.target = Some(Arc::new(target)),
@@ -440,7 +450,7 @@ impl Job {
                 };
                 self.context.outbox.outcome(self.id, &outcome);
             }
-            Err(PublishError::RootDiffers) => self.repair(self.manifest, &fin).await,
+            Err(PublishError::RootDiffers) => self.repair(&fin).await,
             Err(PublishError::Unfit(failure)) if failure.code == Code::Exists && target.skips() => {
                 drop(target);
                 self.begin_anew().await;
@@ -469,10 +479,11 @@ impl Job {
 
     /// Some digest here is not the payload's: learns which from a member whose list FINAL proves, and fetches those
     /// chunks again from someone else.
-    async fn repair(&mut self, manifest: ManifestDigest, fin: &Final) {
-        let Some(inbound) = self.inbound.clone() else {
+    async fn repair(&mut self, fin: &Final) {
+        let (Some(inbound), Some(run)) = (self.inbound.clone(), &self.run) else {
             return;
         };
+        let manifest = run.payload.manifest;
         self.complete = false;
         match inbound.repair(fin, manifest).await {
             Ok(differing) => {
@@ -547,23 +558,5 @@ fn ready(target: &Target) -> Prepared {
     Prepared::Ready {
         path: target.path().to_owned(),
         candidate: target.is_candidate(),
-    }
-}
-
-fn path_of(spec: &SourceSpec) -> PathBuf {
-    PathBuf::from(OsString::from_vec(spec.path.clone()))
-}
-
-/// Payload bytes in the chunks that are here: the last chunk may be shorter than the others.
-fn kept_bytes(store: &Store) -> u64 {
-    let layout = store.layout();
-    let Some(last) = layout.count().checked_sub(1).map(ChunkIndex) else {
-        return 0;
-    };
-    let full = u64::from(store.kept()) * CHUNK;
-    if store.has(last) {
-        full - (CHUNK - layout.len(last) as u64)
-    } else {
-        full
     }
 }

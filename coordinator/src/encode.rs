@@ -18,7 +18,7 @@ pub(crate) fn job(view: &JobView) -> v1::JobView {
         submitted_unix_ms: view.submitted_unix_ms,
         seconds: view.took.as_secs_f64(),
         sha256: view.sha256.map(|digest| digest.to_string()).unwrap_or_default(),
-        agrees: view.agrees.map_or("", |digest| digest.function()).to_owned(),
+        agrees: view.agrees.unwrap_or_default().to_owned(),
         sha256_bytes: view.sha256_bytes,
         source_bytes_read: view.source_bytes_read,
         source_bytes_sent: view.source_bytes_sent,

@@ -12,7 +12,7 @@ use stage_core::plan::Plan;
 use tokio::sync::{mpsc, oneshot};
 
 /// The layout of tables and blobs. A database of another one is refused until a migration exists.
-const SCHEMA: i64 = 2;
+const SCHEMA: i64 = 3;
 /// "stge": tells our databases from others.
 pub(crate) const APPLICATION: i64 = 0x7374_6765;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::{ChunkHash, FileDigest, Md5Digest, RootDigest};
+use crate::digest::{ChunkHash, FileDigest, RootDigest};
 use crate::id::{Epoch, JobId, JobKey, NodeName, PlanVersion, RootName};
-use crate::manifest::Manifest;
+use crate::payload::{Expectation, Payload, SourcePath, Walk};
 use crate::units::Rate;
 
 /// One order of the coordinator to one node about one job.
@@ -45,7 +45,7 @@ pub enum Order {
         /// Where it shall lie.
         target: TargetSpec,
         /// What it is.
-        manifest: Manifest,
+        payload: Payload,
         /// Which function digests its chunks.
         hash: ChunkHash,
     },
@@ -71,8 +71,8 @@ pub struct Run {
     pub key: JobKey,
     /// Which function digests chunks.
     pub hash: ChunkHash,
-    /// What the payload is made of.
-    pub manifest: Manifest,
+    /// What it is.
+    pub payload: Payload,
     /// Set on the source's node.
     pub source: Option<SourceSpec>,
     /// Set on a target.
@@ -107,12 +107,14 @@ pub enum StreamChoice {
 /// Where the payload is read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourceSpec {
-    /// Absolute path on the source's node, as bytes.
-    pub path: Vec<u8>,
+    /// What is sent, and under which names.
+    pub paths: Vec<SourcePath>,
+    /// What of directories is sent.
+    pub walk: Walk,
     /// What may be read a second.
     pub limit: Option<Rate>,
-    /// FINAL is declared only if the whole file's MD5 is this; `None`: no MD5 is computed.
-    pub expect_md5: Option<Md5Digest>,
+    /// FINAL is declared only if the files are these; no MD5 is computed where none is expected.
+    pub expect: Vec<Expectation>,
 }
 
 /// Where the payload shall lie on a target.
@@ -120,8 +122,6 @@ pub struct SourceSpec {
 pub struct TargetSpec {
     /// A root by name, or the absolute path that must lie in one.
     pub place: Place,
-    /// The payload's own name: one path component, as bytes.
-    pub name: Vec<u8>,
     /// What to do about other content there.
     pub if_exists: IfExists,
 }
@@ -175,8 +175,8 @@ pub struct Final {
 pub enum Prepared {
     /// The source is there and readable.
     Source {
-        /// What it is made of.
-        manifest: Manifest,
+        /// What it is.
+        payload: Payload,
     },
     /// The target can take it.
     Ready {

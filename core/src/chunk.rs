@@ -3,6 +3,7 @@
 //! A chunk is [`CHUNK`] bytes of the payload's sequence, the last one shorter. It is the unit of sending,
 //! checking, resuming and reuse, whatever the plan.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
@@ -29,29 +30,55 @@ impl fmt::Display for ChunkIndex {
     }
 }
 
-/// How a payload of a given size is cut into chunks.
+/// How a payload is cut into chunks. Before its data comes its head: the manifest's bytes, where they are too many to
+/// ride in an order. Head and data are cut each for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    size: ByteCount,
+    head: ByteCount,
+    data: ByteCount,
 }
 
-/// The largest payload: 2^32 - 1 chunks, 4 PiB less a MiB.
-pub const MAX_PAYLOAD: ByteCount = ByteCount((u32::MAX as u64) * CHUNK);
+/// The largest payload: 2^31 chunks, 2 PiB. Head and data together are then below 2^32 chunks.
+pub const MAX_PAYLOAD: ByteCount = ByteCount((1 << 31) * CHUNK);
+
+/// Where a chunk's bytes belong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// In the encoded manifest, from this byte on.
+    Head(u64),
+    /// In the sequence of the files' data, from this byte on.
+    Data(u64),
+}
 
 impl Layout {
-    /// The layout of a payload of `size` bytes, or `None` if that is over [`MAX_PAYLOAD`].
-    pub fn new(size: ByteCount) -> Option<Self> {
-        (size <= MAX_PAYLOAD).then_some(Self { size })
+    /// The layout of a payload with so much data and no head, or `None` if that is over [`MAX_PAYLOAD`].
+    pub fn new(data: ByteCount) -> Option<Self> {
+        Self::with_head(ByteCount(0), data)
     }
 
-    /// Bytes in the payload.
+    /// The layout of a payload with a head, or `None` if either is over [`MAX_PAYLOAD`].
+    pub fn with_head(head: ByteCount, data: ByteCount) -> Option<Self> {
+        (head <= MAX_PAYLOAD && data <= MAX_PAYLOAD).then_some(Self { head, data })
+    }
+
+    /// Bytes of data.
+    pub fn data(&self) -> ByteCount {
+        self.data
+    }
+
+    /// Bytes in the payload, its head included.
     pub fn size(&self) -> ByteCount {
-        self.size
+        ByteCount(self.head.0 + self.data.0)
+    }
+
+    /// How many of the first chunks are the head.
+    pub fn head_count(&self) -> u32 {
+        count_of(self.head)
     }
 
     /// How many chunks there are. An empty payload has none.
     pub fn count(&self) -> u32 {
-        u32::try_from(self.size.0.div_ceil(CHUNK)).expect("size was checked against MAX_PAYLOAD")
+        self.head_count() + count_of(self.data)
     }
 
     /// Whether `index` is one of the payload's chunks.
@@ -59,21 +86,45 @@ impl Layout {
         index.0 < self.count()
     }
 
-    /// Where in the sequence the chunk begins, in bytes.
-    pub fn offset(&self, index: ChunkIndex) -> u64 {
-        u64::from(index.0) * CHUNK
+    /// Where the chunk begins.
+    pub fn part(&self, index: ChunkIndex) -> Part {
+        match index.0.checked_sub(self.head_count()) {
+            None => Part::Head(u64::from(index.0) * CHUNK),
+            Some(index) => Part::Data(u64::from(index) * CHUNK),
+        }
     }
 
-    /// Bytes in the chunk: [`CHUNK`], less for the last one, zero past the end.
+    /// Bytes in the chunk: [`CHUNK`], less for the last one of head and data, zero past the end.
     pub fn len(&self, index: ChunkIndex) -> usize {
-        let left = self.size.0.saturating_sub(self.offset(index));
+        let left = match self.part(index) {
+            Part::Head(at) => self.head.0 - at,
+            Part::Data(at) => self.data.0.saturating_sub(at),
+        };
         usize::try_from(left.min(CHUNK)).expect("a chunk fits in memory")
+    }
+
+    /// Bytes in the chunks of a set.
+    pub fn bytes_in(&self, chunks: &ChunkSet) -> u64 {
+        let short = [self.head_count(), self.count()]
+            .into_iter()
+            .filter_map(|end| end.checked_sub(1).map(ChunkIndex))
+            .collect::<BTreeSet<_>>();
+        let missing: u64 = short
+            .into_iter()
+            .filter(|last| chunks.contains(*last))
+            .map(|last| CHUNK - self.len(last) as u64)
+            .sum();
+        u64::from(chunks.len()) * CHUNK - missing
     }
 
     /// Whether there is no chunk at all.
     pub fn is_empty(&self) -> bool {
-        self.size.0 == 0
+        self.size().0 == 0
     }
+}
+
+fn count_of(bytes: ByteCount) -> u32 {
+    u32::try_from(bytes.0.div_ceil(CHUNK)).expect("bytes were checked against MAX_PAYLOAD")
 }
 
 /// A set of chunks of one payload, one bit each (128 KiB for a payload of 1 TiB).

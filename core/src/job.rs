@@ -268,7 +268,7 @@ impl Job {
                 }
             }
             job.record.phase = Phase::Queued;
-            job.record.manifest = None;
+            job.record.payload = None;
         }
         if !job.record.phase.is_ended() {
             // Agents say their answers again: none may be taken for the answer to a question of this epoch.

@@ -11,6 +11,7 @@
 //! | [`digest`] | chunk, file and root digests, and how each is computed |
 //! | [`manifest`] | what a payload is made of |
 //! | `place` | where a payload lies, as people write it |
+//! | [`payload`] | the same in a few words, for orders and plans |
 //! | [`failure`] | the one form in which a cause travels to a person |
 //! | [`topology`] | the fabric: nodes, switches, links, groups, read from `topology.toml` |
 //! | [`plan`] | who gets the payload from whom, and the forecast |
@@ -29,6 +30,7 @@ pub mod failure;
 pub mod id;
 pub mod job;
 pub mod manifest;
+pub mod payload;
 mod place;
 pub mod plan;
 pub mod simulate;

@@ -1,56 +1,80 @@
-//! What a payload is made of. For now one regular file; the form is the one that trees will fill.
+//! What a payload is made of: files, directories and links, below the names under which they are published.
 //!
-//! A manifest travels and is digested as bytes of one canonical encoding ([`Manifest::encode`]), so that all
-//! nodes agree on its digest; it is bounded before it is decoded.
+//! A manifest travels and is digested as bytes of one encoding ([`Manifest::encode`]), so that all nodes agree on its
+//! digest; it is bounded before it is decoded, and what is decoded is a tree that can be made: every entry has its
+//! directory before it, no name leads out, no link points forward.
 
+mod pieces;
+mod wire;
+
+use std::cmp::Ordering;
 use std::ops::Range;
-
-use serde::{Deserialize, Serialize};
 
 use crate::digest::ManifestDigest;
 use crate::units::ByteCount;
 
-/// The payload's entries in path order; data extents of its files laid end to end are its sequence of chunks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub use pieces::Piece;
+
+/// The longest manifest, in bytes: some ten million entries.
+pub const MAX_MANIFEST: ByteCount = ByteCount(256 << 20);
+/// The longest path of an entry, in bytes: what Linux takes.
+pub const MAX_PATH: usize = 4095;
+/// The longest name, in bytes.
+pub const MAX_NAME: usize = 255;
+
+/// The payload's entries, in the order of [`path_order`]: each directory before what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     /// The entries.
     pub entries: Vec<Entry>,
 }
 
 /// One entry of a payload.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Path below the payload's own name, as bytes; empty for a payload that is one file.
+    /// Its path as bytes; the first component is the name under which its unit is published.
     pub path: Vec<u8>,
     /// Permission bits, 0o777 at most: setuid, setgid and sticky are never made.
     pub mode: u32,
     /// Modification time: whole seconds since 1970, and nanoseconds.
     pub mtime: (i64, u32),
+    /// Extended attributes by name, ascending; only `user.*` and the ACLs.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// What it is.
     pub kind: Kind,
 }
 
 /// What an entry is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
+    /// A directory.
+    Dir,
     /// A regular file.
     File {
         /// Apparent size.
         size: ByteCount,
-        /// Where its data is: ascending, within the size; what no extent covers is a hole.
-        extents: Vec<Extent>,
+        /// Where its data is.
+        data: Data,
+    },
+    /// A symbolic link, kept as it is.
+    Symlink {
+        /// What it says.
+        to: Vec<u8>,
+    },
+    /// Another name of a file.
+    HardLink {
+        /// The entry of that file, an earlier one of the same unit.
+        to: u32,
     },
 }
 
-/// A run of data in a file, and its place in the payload's sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Extent {
-    /// Where in the file, in bytes.
-    pub in_file: u64,
-    /// Where in the payload's sequence, in bytes.
-    pub in_payload: u64,
-    /// How many bytes.
-    pub len: u64,
+/// Where a file has data; what is not data is a hole, and reads as zeros.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data {
+    /// All of it is data.
+    Dense,
+    /// Only these runs of bytes: ascending, apart, not empty, within the size.
+    Runs(Vec<Range<u64>>),
 }
 
 /// Why bytes are not a manifest.
@@ -58,219 +82,170 @@ pub struct Extent {
 #[error("manifest is malformed: {0}")]
 pub struct ManifestError(pub &'static str);
 
-const MAGIC: &[u8; 8] = b"stageM1\n";
+/// The order of entries: by components, so that a directory's entries follow it without a gap.
+pub fn path_order(one: &[u8], other: &[u8]) -> Ordering {
+    one.split(|b| *b == b'/').cmp(other.split(|b| *b == b'/'))
+}
+
+impl Entry {
+    /// The name of the unit that it belongs to.
+    pub fn unit(&self) -> &[u8] {
+        self.path.split(|b| *b == b'/').next().unwrap_or_default()
+    }
+
+    /// The path below the unit's own name; empty for the unit itself.
+    pub fn below(&self) -> &[u8] {
+        let unit = self.unit().len();
+        self.path.get(unit + 1..).unwrap_or_default()
+    }
+
+    /// Its own name.
+    pub fn name(&self) -> &[u8] {
+        self.path.rsplit(|b| *b == b'/').next().unwrap_or_default()
+    }
+
+    /// The runs of a file that has holes.
+    fn runs(&self) -> &[Range<u64>] {
+        match &self.kind {
+            Kind::File {
+                data: Data::Runs(runs),
+                ..
+            } => runs,
+            _ => &[],
+        }
+    }
+
+    /// Calls `each` with a file's runs of data; nothing else has any.
+    pub fn each_run(&self, mut each: impl FnMut(Range<u64>)) {
+        match &self.kind {
+            Kind::File {
+                size,
+                data: Data::Dense,
+            } if size.0 > 0 => each(0..size.0),
+            _ => self.runs().iter().cloned().for_each(each),
+        }
+    }
+
+    /// Bytes of data in a file; nothing else has any.
+    pub fn data_len(&self) -> u64 {
+        match &self.kind {
+            Kind::File {
+                size,
+                data: Data::Dense,
+            } => size.0,
+            _ => self.runs().iter().map(|run| run.end - run.start).sum(),
+        }
+    }
+}
 
 impl Manifest {
     /// The manifest of a single dense file.
-    pub fn single_file(size: ByteCount, mode: u32, mtime: (i64, u32)) -> Self {
-        Self::single_sparse_file(size, std::iter::once(0..size.0), mode, mtime)
+    pub fn single_file(name: &[u8], size: ByteCount, mode: u32, mtime: (i64, u32)) -> Self {
+        Self {
+            entries: vec![Entry {
+                path: name.to_vec(),
+                mode: mode & 0o777,
+                mtime,
+                xattrs: Vec::new(),
+                kind: Kind::File {
+                    size,
+                    data: Data::Dense,
+                },
+            }],
+        }
     }
 
     /// The manifest of a single file whose data lies in `runs`: ascending, apart, within the size.
     pub fn single_sparse_file(
+        name: &[u8],
         size: ByteCount,
-        runs: impl IntoIterator<Item = Range<u64>>,
+        runs: Vec<Range<u64>>,
         mode: u32,
         mtime: (i64, u32),
     ) -> Self {
-        let mut in_payload = 0;
-        let extents = runs
-            .into_iter()
-            .filter(|run| !run.is_empty())
-            .map(|run| {
-                let extent = Extent {
-                    in_file: run.start,
-                    in_payload,
-                    len: run.end - run.start,
-                };
-                in_payload += extent.len;
-                extent
-            })
-            .collect();
-        Self {
-            entries: vec![Entry {
-                path: Vec::new(),
-                mode: mode & 0o777,
-                mtime,
-                kind: Kind::File { size, extents },
-            }],
-        }
+        let mut manifest = Self::single_file(name, size, mode, mtime);
+        manifest.entries[0].kind = Kind::File {
+            size,
+            data: Data::of(size, runs),
+        };
+        manifest
     }
 
     /// Apparent size of its files together, holes included.
     pub fn file_size(&self) -> ByteCount {
         let sizes = self.entries.iter().map(|entry| match &entry.kind {
             Kind::File { size, .. } => size.0,
+            _ => 0,
         });
         ByteCount(sizes.fold(0, u64::saturating_add))
     }
 
     /// Bytes in the payload's sequence: those of data, without holes.
     pub fn payload_size(&self) -> ByteCount {
-        let ends = self.entries.iter().flat_map(|entry| match &entry.kind {
-            Kind::File { extents, .. } => extents.iter().map(|e| e.in_payload + e.len),
-        });
-        ByteCount(ends.max().unwrap_or(0))
+        let data = self.entries.iter().map(Entry::data_len);
+        ByteCount(data.fold(0, u64::saturating_add))
     }
 
-    /// The canonical bytes: little-endian, lengths before content.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        out.extend((self.entries.len() as u32).to_le_bytes());
-        for entry in &self.entries {
-            out.extend((entry.path.len() as u32).to_le_bytes());
-            out.extend(&entry.path);
-            out.extend(entry.mode.to_le_bytes());
-            out.extend(entry.mtime.0.to_le_bytes());
-            out.extend(entry.mtime.1.to_le_bytes());
-            let Kind::File { size, extents } = &entry.kind;
-            out.push(1);
-            out.extend(size.0.to_le_bytes());
-            out.extend((extents.len() as u32).to_le_bytes());
-            for extent in extents {
-                out.extend(extent.in_file.to_le_bytes());
-                out.extend(extent.in_payload.to_le_bytes());
-                out.extend(extent.len.to_le_bytes());
-            }
-        }
-        out
-    }
-
-    /// Reads what [`Self::encode`] wrote. Never allocates more than the input is long, whatever it claims.
-    ///
-    /// # Errors
-    /// [`ManifestError`] says what is wrong with the bytes.
-    pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let mut input = Input(bytes);
-        if input.take(8)? != MAGIC {
-            return Err(ManifestError("it does not begin as one"));
-        }
-        let mut entries = Vec::new();
-        for _ in 0..input.u32()? {
-            let len = input.u32()? as usize;
-            let path = input.take(len)?.to_vec();
-            let mode = input.u32()?;
-            if mode & !0o777 != 0 {
-                return Err(ManifestError("a mode has more than permission bits"));
-            }
-            let mtime = (input.u64()?.cast_signed(), input.u32()?);
-            if mtime.1 >= 1_000_000_000 {
-                return Err(ManifestError("a time has more than a second of nanoseconds"));
-            }
-            if input.take(1)? != [1] {
-                return Err(ManifestError("an entry is of no known kind"));
-            }
-            let size = ByteCount(input.u64()?);
-            let mut extents: Vec<Extent> = Vec::new();
-            let mut end = 0;
-            for _ in 0..input.u32()? {
-                let extent = Extent {
-                    in_file: input.u64()?,
-                    in_payload: input.u64()?,
-                    len: input.u64()?,
-                };
-                let ends = extent.in_file.checked_add(extent.len).filter(|e| *e <= size.0);
-                let fits = extent.len > 0
-                    && extent.in_file >= end
-                    && extent
-                        .in_payload
-                        .checked_add(extent.len)
-                        .is_some_and(|e| e <= crate::chunk::MAX_PAYLOAD.0);
-                match ends {
-                    Some(ends) if fits => end = ends,
-                    _ => return Err(ManifestError("an extent lies outside its file")),
-                }
-                extents.push(extent);
-            }
-            entries.push(Entry {
-                path,
-                mode,
-                mtime,
-                kind: Kind::File { size, extents },
-            });
-        }
-        if !input.0.is_empty() {
-            return Err(ManifestError("bytes follow its end"));
-        }
-        Ok(Self { entries })
-    }
-
-    /// The digest of the canonical bytes.
+    /// The digest of the encoded bytes.
     pub fn digest(&self) -> ManifestDigest {
-        ManifestDigest(*blake3::hash(&self.encode()).as_bytes())
+        digest_of(&self.encode())
     }
 }
 
-struct Input<'a>(&'a [u8]);
+/// The digest of an encoded manifest.
+pub fn digest_of(encoded: &[u8]) -> ManifestDigest {
+    ManifestDigest(*blake3::hash(encoded).as_bytes())
+}
 
-impl<'a> Input<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], ManifestError> {
-        let (head, tail) = self
-            .0
-            .split_at_checked(len)
-            .ok_or(ManifestError("it ends too early"))?;
-        self.0 = tail;
-        Ok(head)
-    }
-
-    fn u32(&mut self) -> Result<u32, ManifestError> {
-        Ok(u32::from_le_bytes(
-            self.take(4)?.try_into().expect("four bytes were taken"),
-        ))
-    }
-
-    fn u64(&mut self) -> Result<u64, ManifestError> {
-        Ok(u64::from_le_bytes(
-            self.take(8)?.try_into().expect("eight bytes were taken"),
-        ))
+impl Data {
+    /// The data of a file of `size` bytes in `runs`, in the one form that it has: no empty run, and dense where there is
+    /// no hole.
+    pub fn of(size: ByteCount, mut runs: Vec<Range<u64>>) -> Self {
+        runs.retain(|run| !run.is_empty());
+        match runs.as_slice() {
+            [run] if *run == (0..size.0) => Self::Dense,
+            [] if size.0 == 0 => Self::Dense,
+            _ => Self::Runs(runs),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
     fn one_file_comes_back() {
-        let manifest = Manifest::single_file(ByteCount(5), 0o4755, (-3, 999_999_999));
+        let manifest = Manifest::single_file(b"a", ByteCount(5), 0o4755, (-3, 999_999_999));
         assert_eq!(manifest.entries[0].mode, 0o755);
         assert_eq!(manifest.payload_size(), ByteCount(5));
         assert_eq!(Manifest::decode(&manifest.encode()).unwrap(), manifest);
-        assert_eq!(
-            Manifest::single_file(ByteCount(0), 0o600, (0, 0)).payload_size(),
-            ByteCount(0)
-        );
+        let empty = Manifest::single_file(b"a", ByteCount(0), 0o600, (0, 0));
+        assert_eq!(empty.payload_size(), ByteCount(0));
     }
 
     #[test]
     fn holes_are_in_the_size_and_not_in_the_payload() {
         let (size, far) = (ByteCount(1 << 42), 1 << 41);
-        let manifest = Manifest::single_sparse_file(size, [5..10, far..far + 7], 0o644, (0, 0));
+        let sparse = |size, runs| Manifest::single_sparse_file(b"a", size, runs, 0o644, (0, 0));
+        let manifest = sparse(size, vec![5..10, 10..10, far..far + 7]);
         assert_eq!(manifest.file_size(), size);
         assert_eq!(manifest.payload_size(), ByteCount(12));
         assert_eq!(Manifest::decode(&manifest.encode()).unwrap(), manifest);
-        let hole = Manifest::single_sparse_file(size, [], 0o644, (0, 0));
+        let hole = sparse(size, vec![]);
         assert_eq!(hole.payload_size(), ByteCount(0));
-        assert_ne!(
-            hole.digest(),
-            Manifest::single_sparse_file(ByteCount(1), [], 0o644, (0, 0)).digest()
+        assert_ne!(hole.digest(), sparse(ByteCount(1), vec![]).digest());
+        assert_eq!(
+            sparse(ByteCount(3), vec![0..3; 1]),
+            Manifest::single_file(b"a", ByteCount(3), 0o644, (0, 0))
         );
     }
 
-    proptest! {
-        #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Manifest::decode(&bytes);
-            let mut claimed = Manifest::single_file(ByteCount(9), 0o644, (1, 2)).encode();
-            for (at, byte) in bytes.iter().enumerate() {
-                let place = at * 7 % claimed.len();
-                claimed[place] ^= byte;
-            }
-            if let Ok(manifest) = Manifest::decode(&claimed) {
-                prop_assert_eq!(manifest.encode(), claimed);
-            }
-        }
+    #[test]
+    fn a_directory_comes_right_before_what_it_holds() {
+        let mut paths: Vec<&[u8]> = vec![b"a!", b"a/b", b"a", b"a/b!c", b"a/b/c", b"b"];
+        paths.sort_by(|one, other| path_order(one, other));
+        let right: [&[u8]; 6] = [b"a", b"a/b", b"a/b/c", b"a/b!c", b"a!", b"b"];
+        assert_eq!(paths, right);
     }
 }

@@ -13,6 +13,7 @@ use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobId, JobKey, NodeName};
 use stage_core::job::{Effect, Event, Job, Now, Phase, Presence, Spec, Standing, TargetState, UnfitRule};
 use stage_core::manifest::Manifest;
+use stage_core::payload::{Payload, SourcePath, Walk};
 use stage_core::plan::{Facts, plan};
 use stage_core::topology::Topology;
 use stage_core::units::{ByteCount, Rate};
@@ -44,13 +45,16 @@ impl Push {
             key: JobKey([1; 32]),
             hash: ChunkHash::Blake3,
             source: node(0),
-            path: b"/d/x".to_vec(),
+            paths: vec![SourcePath {
+                path: b"/d/x".to_vec(),
+                name: b"x".to_vec(),
+            }],
+            walk: Walk::default(),
             target: TargetSpec {
                 place: Place::Root {
                     root: None,
                     dir: Vec::new(),
                 },
-                name: b"x".to_vec(),
                 if_exists: IfExists::Fail,
             },
             targets: (1..=targets).map(node).collect(),
@@ -60,7 +64,7 @@ impl Push {
             source_limit: None,
             unfit: UnfitRule::Wait,
             wait_for: Duration::from_secs(3600),
-            expect: None,
+            expect: Vec::new(),
             encrypted: false,
         };
         let mut standing = (0..=targets)
@@ -138,8 +142,9 @@ impl Push {
     }
 
     fn look(&mut self) {
-        let manifest = Manifest::single_file(ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
-        self.answer(0, Prepared::Source { manifest });
+        let manifest = Manifest::single_file(b"x", ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
+        let payload = Payload::of(&manifest).unwrap();
+        self.answer(0, Prepared::Source { payload });
     }
 
     fn finish(&mut self) {

@@ -18,6 +18,7 @@ use stage_core::job::{
     UnfitRule,
 };
 use stage_core::manifest::Manifest;
+use stage_core::payload::{Expectation, Payload, SourcePath, Walk};
 use stage_core::plan::{Facts, Plan, ShapeChoice, plan};
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
@@ -149,13 +150,16 @@ impl World {
             key: JobKey([1; 32]),
             hash: ChunkHash::Blake3,
             source: node(0),
-            path: b"/d/x".to_vec(),
+            paths: vec![SourcePath {
+                path: b"/d/x".to_vec(),
+                name: b"x".to_vec(),
+            }],
+            walk: Walk::default(),
             target: TargetSpec {
                 place: Place::Root {
                     root: None,
                     dir: Vec::new(),
                 },
-                name: b"x".to_vec(),
                 if_exists: IfExists::Fail,
             },
             targets: (own..count).map(node).collect(),
@@ -168,7 +172,13 @@ impl World {
             unfit: [UnfitRule::Wait, UnfitRule::Wait, UnfitRule::Skip, UnfitRule::Fail]
                 [dice.below(4) as usize],
             wait_for: Duration::from_secs(WAIT_FOR),
-            expect: expect.map(stage_core::digest::Expected::Sha256),
+            expect: expect
+                .map(|digest| Expectation {
+                    path: Vec::new(),
+                    digest: stage_core::digest::Expected::Sha256(digest),
+                })
+                .into_iter()
+                .collect(),
             encrypted: true,
         };
         let agents = (0..count)
@@ -437,11 +447,9 @@ impl World {
         match assignment.order {
             Order::PrepareSource(_) => {
                 self.agents[i].held = true;
-                let manifest = Manifest::single_file(ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
-                self.up(
-                    i,
-                    Event::Prepared(node(i), version, Prepared::Source { manifest }),
-                );
+                let manifest = Manifest::single_file(b"x", ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
+                let payload = Payload::of(&manifest).unwrap();
+                self.up(i, Event::Prepared(node(i), version, Prepared::Source { payload }));
             }
             Order::PrepareTarget { .. } => {
                 let answer = if self.agents[i].unfit > 0 {
@@ -499,7 +507,10 @@ impl World {
             self.agents[i].chunks = (self.agents[i].chunks + 2).min(CHUNKS);
             self.agents[i].declared = self.agents[i].chunks == CHUNKS;
         }
-        if run.source.is_some() {
+        if run.source.is_some() && self.expected_wrong && self.agents[i].declared {
+            let wrong = Failure::new(Code::Unexpected, "another digest", "check it").on(&node(i));
+            self.up(i, Event::Source(node(i), SourceReport::Failed(wrong)));
+        } else if run.source.is_some() {
             if self.agents[i].declared && self.dice.chance(20) {
                 self.up(i, Event::Source(node(i), SourceReport::Final(final_of())));
             }

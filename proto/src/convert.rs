@@ -19,7 +19,6 @@ use std::time::Duration;
 use stage_core::assignment::IfExists;
 use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
-use stage_core::manifest::Manifest;
 use stage_core::plan::WindowLimits;
 use stage_core::units::{ByteCount, Rate};
 
@@ -35,7 +34,7 @@ pub struct WireError {
     pub why: String,
 }
 
-fn fault(field: &'static str, why: impl Into<String>) -> WireError {
+pub(crate) fn fault(field: &'static str, why: impl Into<String>) -> WireError {
     WireError {
         field,
         why: why.into(),
@@ -55,7 +54,7 @@ fn required<T>(field: &'static str, value: Option<T>) -> Result<T, WireError> {
     value.ok_or_else(|| fault(field, "is missing"))
 }
 
-fn array<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], WireError> {
+pub(crate) fn array<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], WireError> {
     bytes
         .try_into()
         .map_err(|_| fault(field, format!("has {} bytes and not {N}", bytes.len())))
@@ -71,10 +70,6 @@ fn limit(bytes_per_second: u64) -> Option<Rate> {
 
 fn limit_out(limit: Option<Rate>) -> u64 {
     limit.map_or(0, |rate| (rate.bytes_per_second() as u64).max(1))
-}
-
-fn manifest(bytes: &[u8]) -> Result<Manifest, WireError> {
-    Manifest::decode(bytes).map_err(|error| fault("manifest", error.to_string()))
 }
 
 fn streams16(field: &'static str, value: u32) -> Result<u16, WireError> {

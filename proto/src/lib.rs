@@ -18,6 +18,7 @@ pub mod v1 {
 
 pub mod convert;
 pub mod local;
+mod payload;
 pub mod version;
 
 pub use convert::WireError;

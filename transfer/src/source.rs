@@ -6,10 +6,12 @@
 //!   watch task    ── fstat every 2 s: the file must not change while it is sent
 //! ```
 
+pub mod files;
 mod reader;
 mod sha;
 mod watch;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
@@ -20,12 +22,13 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use stage_core::assignment::SourceReport;
+use stage_core::assignment::{SourceReport, SourceSpec};
 use stage_core::chunk::{Layout, MAX_PAYLOAD};
-use stage_core::digest::{ChunkHash, Md5Digest};
+use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::{JobId, JobKey, NodeName};
 use stage_core::manifest::Manifest;
+use stage_core::payload::{Expectation, Payload, SourcePath};
 use stage_core::units::{ByteCount, Rate};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +40,7 @@ use crate::sparse::data_runs;
 use crate::store::Store;
 use crate::sync::lock;
 
+use files::Files;
 use watch::Fingerprint;
 
 /// Looks at a path and says what the payload would be, holes left out. Nothing is read. A symbolic link is followed: the
@@ -44,7 +48,16 @@ use watch::Fingerprint;
 ///
 /// # Errors
 /// It is missing, not a regular file, or cannot be read.
-pub fn look(path: &Path) -> Result<Manifest, Failure> {
+pub fn look(spec: &SourceSpec) -> Result<Manifest, Failure> {
+    let [only] = spec.paths.as_slice() else {
+        return Err(Failure::new(
+            Code::SourceKind,
+            "more than one path cannot be pushed yet",
+            "push them one after another",
+        ));
+    };
+    let path = path_of(only);
+    let path = path.as_path();
     let meta = fs::metadata(path).map_err(|error| refused(path, &error))?;
     if !meta.is_file() {
         let what = if meta.is_dir() {
@@ -76,7 +89,7 @@ pub fn look(path: &Path) -> Result<Manifest, Failure> {
     let runs = data_runs(&file, meta.len()).map_err(|error| refused(path, &error))?;
     let nanos = u32::try_from(meta.mtime_nsec()).unwrap_or(0);
     let (size, mtime) = (ByteCount(meta.len()), (meta.mtime(), nanos));
-    let manifest = Manifest::single_sparse_file(size, runs, meta.mode(), mtime);
+    let manifest = Manifest::single_sparse_file(&only.name, size, runs, meta.mode(), mtime);
     if Layout::new(manifest.payload_size()).is_none() {
         return Err(Failure::new(
             Code::SourceKind,
@@ -86,6 +99,10 @@ pub fn look(path: &Path) -> Result<Manifest, Failure> {
         .at(shown(path)));
     }
     Ok(manifest)
+}
+
+fn path_of(path: &SourcePath) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(&path.path))
 }
 
 fn shown(path: &Path) -> String {
@@ -123,16 +140,14 @@ pub struct SourceConfig {
     pub job: JobId,
     /// The proof of membership.
     pub key: JobKey,
-    /// Where the payload is.
-    pub path: PathBuf,
-    /// What it was when [`look`] looked.
-    pub manifest: Manifest,
+    /// Where the payload is, and what is expected of it.
+    pub spec: SourceSpec,
+    /// What it was when [`look`] looked, in short.
+    pub payload: Payload,
+    /// And whole; looked at again if it is not at hand.
+    pub manifest: Option<Manifest>,
     /// Which function digests its chunks.
     pub hash: ChunkHash,
-    /// FINAL is declared only if the whole file's MD5 is this; `None`: no MD5 is computed.
-    pub expect_md5: Option<Md5Digest>,
-    /// What may be read a second.
-    pub source_limit: Option<Rate>,
     /// What may be sent a second, over all children.
     pub limit: Option<Rate>,
     /// The agent's state directory.
@@ -160,7 +175,7 @@ struct Shared {
     place: PathBuf,
     file: File,
     before: Mutex<Fingerprint>,
-    expect_md5: Option<Md5Digest>,
+    expect: Vec<Expectation>,
     begun: Instant,
     pace: Pacer,
     events: mpsc::Sender<SourceReport>,
@@ -276,17 +291,23 @@ impl Source {
         config: SourceConfig,
         events: mpsc::Sender<SourceReport>,
     ) -> Result<Self, Failure> {
-        let path = shown(&config.path);
-        let file = File::open(&config.path).map_err(|error| refused(&config.path, &error))?;
-        let read = |file: &File| Fingerprint::of(file).map_err(|error| refused(&config.path, &error));
+        let place = config.spec.paths.first().map(path_of).unwrap_or_default();
+        let path = shown(&place);
+        let manifest = match config.manifest {
+            Some(manifest) => manifest,
+            None => look(&config.spec)?,
+        };
+        let file = File::open(&place).map_err(|error| refused(&place, &error))?;
+        let read = |file: &File| Fingerprint::of(file).map_err(|error| refused(&place, &error));
         let before = read(&file)?;
         before
-            .is_of(&config.manifest)
+            .is_of(&manifest)
             .map_err(|what| watch::changed(&what, "since it was looked at").at(path.clone()))?;
-        let own = file.try_clone().map_err(|error| refused(&config.path, &error))?;
+        let own = file.try_clone().map_err(|error| refused(&place, &error))?;
         let store = Store::source(
-            own,
-            &config.manifest,
+            Arc::new(Files::new(vec![own])),
+            manifest,
+            config.payload,
             config.hash,
             config.job,
             &config.state,
@@ -303,12 +324,12 @@ impl Source {
             store,
             served: serving.served.clone(),
             path,
-            place: config.path,
+            place,
             file,
             before: Mutex::new(before),
-            expect_md5: config.expect_md5,
+            expect: config.spec.expect,
             begun: Instant::now(),
-            pace: Pacer::new(config.source_limit),
+            pace: Pacer::new(config.spec.limit),
             events,
             bytes_read: AtomicU64::new(0),
             sha256_bytes: AtomicU64::new(0),
@@ -404,6 +425,18 @@ mod tests {
 
     use super::*;
 
+    fn spec(path: &Path) -> SourceSpec {
+        SourceSpec {
+            paths: vec![SourcePath {
+                path: path.as_os_str().as_bytes().to_vec(),
+                name: b"a".to_vec(),
+            }],
+            walk: Default::default(),
+            limit: None,
+            expect: Vec::new(),
+        }
+    }
+
     #[test]
     fn a_look_says_what_it_is_or_why_not() {
         let dir = tempfile::tempdir().unwrap();
@@ -413,11 +446,11 @@ mod tests {
         let link = dir.path().join("b");
         symlink(&file, &link).unwrap();
         for path in [&file, &link] {
-            let manifest = look(path).unwrap();
+            let manifest = look(&spec(path)).unwrap();
             assert_eq!(manifest.payload_size(), ByteCount(5));
             assert_eq!(manifest.entries[0].mode, 0o640);
         }
-        let code = |path: &Path| look(path).unwrap_err().code;
+        let code = |path: &Path| look(&spec(path)).unwrap_err().code;
         assert_eq!(code(&dir.path().join("none")), Code::SourceMissing);
         assert_eq!(code(&file.join("below")), Code::SourceMissing);
         assert_eq!(code(dir.path()), Code::SourceKind);

@@ -8,7 +8,9 @@ use std::os::unix::fs::FileExt as _;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use crate::store::map::Map;
+use stage_core::manifest::Entry;
+
+use crate::store::map::holes;
 
 /// A smaller hole is sent as the zeros that it reads as: a run of its own would cost more than it saves.
 const MIN_HOLE: u64 = 64 << 10;
@@ -105,13 +107,13 @@ impl Merge {
     }
 }
 
-/// Whether all that the map has no data in reads as zeros. Real holes are not read.
+/// Whether all that a file has no data in reads as zeros. Real holes are not read.
 ///
 /// # Errors
 /// The file system's.
-pub(crate) fn holes_are_zero(file: &File, map: &Map) -> io::Result<bool> {
+pub(crate) fn holes_are_zero(file: &File, entry: &Entry) -> io::Result<bool> {
     let mut block = Vec::new();
-    for hole in map.holes() {
+    for hole in holes(entry) {
         let mut at = hole.start;
         while let Some(data) = next_data(file, at..hole.end)? {
             at = data.start;
@@ -195,9 +197,9 @@ mod tests {
     #[test]
     fn holes_may_be_filled_with_zeros_and_nothing_else() {
         let manifest =
-            Manifest::single_sparse_file(ByteCount(1 << 30), std::iter::once(4096..8192), 0o600, (0, 0));
-        let map = Map::new(&manifest).unwrap();
-        let zero = |data: &[(u64, &[u8])]| holes_are_zero(&file_of(1 << 30, data), &map).unwrap();
+            Manifest::single_sparse_file(b"a", ByteCount(1 << 30), vec![4096..8192; 1], 0o600, (0, 0));
+        let zero =
+            |data: &[(u64, &[u8])]| holes_are_zero(&file_of(1 << 30, data), &manifest.entries[0]).unwrap();
         assert!(zero(&[]));
         assert!(zero(&[(4096, &[7; 4096]), (1 << 20, &[0; 100_000])]));
         assert!(!zero(&[(4095, b"x")]));

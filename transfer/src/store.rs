@@ -2,6 +2,7 @@
 //!
 //! All calls block at most on the disk; they are made from stream threads, never from the async runtime's.
 
+pub(crate) mod head;
 pub(crate) mod map;
 mod reuse;
 
@@ -10,21 +11,23 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use stage_core::chunk::{BLOCK, ChunkIndex, ChunkSet, Layout};
-use stage_core::digest::{ChunkDigest, ChunkHash, ChunkHasher, ManifestDigest, RootDigest, RootHasher};
+use stage_core::chunk::{BLOCK, ChunkIndex, ChunkSet, Layout, Part};
+use stage_core::digest::{ChunkDigest, ChunkHash, ChunkHasher, RootDigest, RootHasher};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::JobId;
 use stage_core::manifest::Manifest;
+use stage_core::payload::Payload;
 use stage_core::units::ByteCount;
 
 use crate::budget::{Budget, ChunkBuf, Owner};
 use crate::crash::crash_point;
-use crate::fault;
 use crate::journal::Table;
+use crate::source::files::Files;
 use crate::target::copy::Copy;
+use head::Head;
 use map::Map;
 pub use reuse::Compared;
 
@@ -47,8 +50,10 @@ pub struct DiskCounters {
 pub struct Store {
     layout: Layout,
     hash: ChunkHash,
-    manifest: ManifestDigest,
-    map: Map,
+    payload: Payload,
+    /// Known once the head is here, and what it speaks of is laid out.
+    map: OnceLock<Map>,
+    head: Head,
     table: Table,
     bytes: Bytes,
     budget: Arc<Budget>,
@@ -61,8 +66,8 @@ pub struct Store {
 /// Where the bytes lie.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    /// In the source file, which is never written.
-    Source(File),
+    /// In the source's files, which are never written.
+    Source(Arc<Files>),
     /// At a target.
     Target(Box<Copy>),
 }
@@ -75,8 +80,9 @@ struct State {
 
 /// What a store is made of: see [`Store::assemble`].
 pub(crate) struct Parts {
-    pub(crate) map: Map,
-    pub(crate) manifest: ManifestDigest,
+    pub(crate) payload: Payload,
+    pub(crate) map: Option<Map>,
+    pub(crate) head: Head,
     pub(crate) hash: ChunkHash,
     pub(crate) table: Table,
     pub(crate) bytes: Bytes,
@@ -85,11 +91,11 @@ pub(crate) struct Parts {
 }
 
 /// How a payload is cut, if it is not too large.
-pub(crate) fn layout_of(map: &Map) -> Result<Layout, Failure> {
-    Layout::new(map.data()).ok_or_else(|| {
+pub(crate) fn layout_of(payload: &Payload) -> Result<Layout, Failure> {
+    payload.layout().ok_or_else(|| {
         Failure::new(
             Code::Usage,
-            "the payload is larger than stage can move (4 PiB)",
+            "the payload is larger than stage can move (2 PiB)",
             "split it",
         )
     })
@@ -102,22 +108,26 @@ impl Store {
     /// # Errors
     /// The state directory cannot take the table, or the payload is of a form that is not known.
     pub fn source(
-        file: File,
-        manifest: &Manifest,
+        files: Arc<Files>,
+        manifest: Manifest,
+        payload: Payload,
         hash: ChunkHash,
         job: JobId,
         state: &Path,
         budget: &Arc<Budget>,
     ) -> Result<Arc<Self>, Failure> {
-        let map = Map::new(manifest)?;
-        let layout = layout_of(&map)?;
+        let layout = layout_of(&payload)?;
         let table = Table::unnamed(state, job, layout.count())?;
         Self::assemble(Parts {
-            map,
-            manifest: manifest.digest(),
+            head: match payload.inline {
+                Some(_) => Head::None,
+                None => Head::Bytes(manifest.encode()),
+            },
+            payload,
+            map: Some(Map::new(manifest)),
             hash,
             table,
-            bytes: Bytes::Source(file),
+            bytes: Bytes::Source(files),
             have: ChunkSet::empty(layout.count()),
             budget: budget.clone(),
         })
@@ -125,12 +135,13 @@ impl Store {
 
     pub(crate) fn assemble(parts: Parts) -> Result<Arc<Self>, Failure> {
         static OWNERS: AtomicU64 = AtomicU64::new(0);
-        let layout = layout_of(&parts.map)?;
+        let layout = layout_of(&parts.payload)?;
         Ok(Arc::new(Self {
             layout,
             hash: parts.hash,
-            manifest: parts.manifest,
-            map: parts.map,
+            payload: parts.payload,
+            map: parts.map.map_or_else(OnceLock::new, OnceLock::from),
+            head: parts.head,
             table: parts.table,
             bytes: parts.bytes,
             budget: parts.budget,
@@ -154,8 +165,20 @@ impl Store {
         &self.table
     }
 
-    pub(crate) fn map(&self) -> &Map {
-        &self.map
+    /// Where the data lies; an error until the head is here, when there is no data to ask for.
+    pub(crate) fn map(&self) -> Result<&Map, Failure> {
+        self.map.get().ok_or_else(|| {
+            Failure::new(
+                Code::Internal,
+                "the payload's manifest is not here yet",
+                "report this as a bug of stage",
+            )
+        })
+    }
+
+    /// Whether the manifest is here, and what it speaks of is laid out: before, only the head may come.
+    pub fn is_laid_out(&self) -> bool {
+        self.map.get().is_some()
     }
 
     pub(crate) fn target(&self) -> Option<&Copy> {
@@ -192,7 +215,7 @@ impl Store {
 
     /// Whether every chunk is here.
     pub fn is_complete(&self) -> bool {
-        self.state().have.is_full()
+        self.is_laid_out() && self.state().have.is_full()
     }
 
     /// What was written to disk so far.
@@ -259,7 +282,7 @@ impl Store {
     /// # Errors
     /// As [`Store::digests`].
     pub fn root(&self) -> Result<RootDigest, Failure> {
-        let mut root = RootHasher::new(self.manifest);
+        let mut root = RootHasher::new(self.payload.manifest);
         self.each_digest(0..self.layout.count(), |digest| root.push(digest))?;
         Ok(root.finish())
     }
@@ -300,16 +323,15 @@ impl Store {
     }
 
     fn read_raw(&self, index: ChunkIndex, at: usize, buf: &mut [u8]) -> Result<(), Failure> {
-        let place = self.layout.offset(index) + at as u64;
-        match &self.bytes {
-            Bytes::Source(file) => self
-                .map
-                .pieces(place, buf.len(), |from, part| {
-                    file.read_exact_at(&mut buf[part], from)
-                })
-                .map_err(|e| fault::of_source(&e)),
-            Bytes::Target(copy) => copy.read(&self.map, place, buf),
-        }
+        let place = match self.layout.part(index) {
+            Part::Head(place) => return self.head.read(place + at as u64, buf),
+            Part::Data(place) => place + at as u64,
+        };
+        let map = self.map()?;
+        map.pieces(place, buf.len(), |entry, from, part| match &self.bytes {
+            Bytes::Source(files) => files.read(map, entry, from, &mut buf[part]),
+            Bytes::Target(copy) => copy.read(map, entry, from, &mut buf[part]),
+        })
     }
 
     /// Makes the caller the one owner of a chunk that is not here; `None` if it is here or has an owner.
@@ -369,19 +391,23 @@ impl Store {
                 "report this as a bug of stage",
             ));
         };
+        let place = match self.layout.part(index) {
+            Part::Head(place) => return self.head.write(place + at as u64, bytes),
+            Part::Data(place) => place + at as u64,
+        };
         let partial = self.partial(copy)?;
         if let Some(failure) = copy.no_space() {
             return Err(failure.clone());
         }
         let started = Instant::now();
-        let place = self.layout.offset(index) + at as u64;
-        let written = self.map.pieces(place, bytes.len(), |to, part| {
+        let map = self.map()?;
+        let written = map.pieces(place, bytes.len(), |_, to, part| {
             partial.write_all_at(&bytes[part], to)
         });
         if let Err(e) = written {
             // Other writes may have been lost with this one: nothing is believed unseen at the next start.
             let _ = self.table.update(|record| record.doubt = true);
-            return Err(fault::of_std(&e, "writing", copy.shown()));
+            return Err(crate::fault::of_std(&e, "writing", copy.shown()));
         }
         self.count_write(bytes.len(), started);
         Ok(())
@@ -437,7 +463,7 @@ pub(crate) fn digest_in(
     let mut done = 0;
     while done < len {
         let some = BLOCK.min(len - done);
-        map.pieces(place + done as u64, some, |from, part| {
+        map.pieces(place + done as u64, some, |_, from, part| {
             file.read_exact_at(&mut block[part], from)
         })?;
         hasher.update(&block[..some]);

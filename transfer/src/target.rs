@@ -23,17 +23,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use stage_core::assignment::{IfExists, TargetSpec};
-use stage_core::chunk::{ChunkSet, Layout};
-use stage_core::digest::{ChunkHash, ManifestDigest};
-use stage_core::failure::Failure;
+use stage_core::chunk::{ChunkSet, Layout, Part};
+use stage_core::digest::ChunkHash;
+use stage_core::failure::{Code, Failure};
 use stage_core::id::JobId;
-use stage_core::manifest::Manifest;
+use stage_core::payload::{Payload, UnitKind};
 
 use crate::budget::Budget;
 use crate::journal::{self, FileState, Lies, Phase, Record, Table};
 use crate::root::{Roots, check_component};
 use crate::sparse::holes_are_zero;
-use crate::store::map::Map;
+use crate::store::head::Head;
+use crate::store::map::{Map, is_dense, size_of};
 use crate::store::{Bytes, Parts, Store, digest_in, layout_of};
 use copy::{Copy, Old};
 pub use publish::{Publication, PublishError};
@@ -74,13 +75,27 @@ pub fn prepare(
     state: &Path,
     job: JobId,
     spec: &TargetSpec,
-    manifest: &Manifest,
+    payload: &Payload,
     hash: ChunkHash,
     budget: &Arc<Budget>,
 ) -> Result<Preparation, Failure> {
-    check_component(&spec.name)?;
-    let map = Map::new(manifest)?;
-    let layout = layout_of(&map)?;
+    let refuse = |why: String| {
+        Failure::new(
+            Code::Usage,
+            format!("the payload cannot be laid out: {why}"),
+            "use the same version of stage on all nodes",
+        )
+    };
+    let inline = payload.inline().map_err(|error| refuse(error.to_string()))?;
+    let (Some(manifest), [unit]) = (inline, payload.units.as_slice()) else {
+        return Err(refuse("it is not one file".to_owned()));
+    };
+    if unit.kind != UnitKind::File {
+        return Err(refuse("it is not one file".to_owned()));
+    }
+    check_component(&unit.name)?;
+    let map = Map::new(manifest);
+    let layout = layout_of(payload)?;
     let mut held = roots.resolve(&spec.place)?;
     let before = journal::peek(state, job).filter(|record| record.dir == held.path());
     held.made = held.made.max(before.as_ref().map_or(0, |record| record.made));
@@ -88,10 +103,10 @@ pub fn prepare(
         state,
         job,
         rule: spec.if_exists,
-        site: Arc::new(Site::new(held, &spec.name, job)),
+        site: Arc::new(Site::new(held, &unit.name, job)),
         map,
         layout,
-        manifest: manifest.digest(),
+        payload,
         hash,
         budget,
     };
@@ -109,7 +124,7 @@ struct Preparing<'a> {
     site: Arc<Site>,
     map: Map,
     layout: Layout,
-    manifest: ManifestDigest,
+    payload: &'a Payload,
     hash: ChunkHash,
     budget: &'a Arc<Budget>,
 }
@@ -133,7 +148,7 @@ impl Preparing<'_> {
             }
             Seen::Other(kind) => return Err(site.wrong_kind(kind)),
             Seen::File(stat) => {
-                let same_size = stat.st_size.cast_unsigned() == self.map.size().0;
+                let same_size = stat.st_size.cast_unsigned() == size_of(self.map.entry(0)).0;
                 let old = self.open_old();
                 match (self.rule, old) {
                     (IfExists::Replace, Ok(old))
@@ -173,7 +188,7 @@ impl Preparing<'_> {
     /// Whether a file reads as zeros where the payload has holes; its data is compared chunk by chunk later.
     fn has_our_holes(&self, file: &File) -> bool {
         // One that cannot be read is compared with nothing.
-        self.map.is_dense() || holes_are_zero(file, &self.map).unwrap_or(false)
+        is_dense(self.map.entry(0)) || holes_are_zero(file, self.map.entry(0)).unwrap_or(false)
     }
 
     fn open_old(&self) -> rustix::io::Result<Old> {
@@ -185,7 +200,7 @@ impl Preparing<'_> {
     fn record(&self, lies: Lies, file: FileState) -> Record {
         Record {
             job: self.job,
-            manifest: self.manifest,
+            manifest: self.payload.manifest,
             hash: self.hash,
             boot: journal::boot_id(),
             lies,
@@ -200,7 +215,7 @@ impl Preparing<'_> {
 
     fn open_table(&self) -> Result<Table, Failure> {
         let table = Table::open(self.state, self.job, self.layout.count())?;
-        let foreign = |record: &Record| !record.is_of(self.job, self.manifest, self.hash);
+        let foreign = |record: &Record| !record.is_of(self.job, self.payload.manifest, self.hash);
         if table.record().as_ref().is_some_and(foreign) {
             table.reset()?;
         }
@@ -216,8 +231,9 @@ impl Preparing<'_> {
     ) -> Result<Target, Failure> {
         let copy = Copy::new(self.site.clone(), self.rule, old, partial);
         let store = Store::assemble(Parts {
-            map: self.map.clone(),
-            manifest: self.manifest,
+            map: Some(self.map.clone()),
+            head: Head::open(self.state, self.job, self.payload)?,
+            payload: self.payload.clone(),
             hash: self.hash,
             table,
             bytes: Bytes::Target(Box::new(copy)),
@@ -236,7 +252,7 @@ impl Preparing<'_> {
     /// The target of a run that had published, or had begun to: what lies under the final name decides.
     fn published_before(&self, inode: u64) -> Result<Option<Target>, Failure> {
         let ours = |record: &Record| {
-            record.is_of(self.job, self.manifest, self.hash)
+            record.is_of(self.job, self.payload.manifest, self.hash)
                 && record.name == self.site.name
                 && record.phase >= Phase::Intent
                 && record.lies == Lies::Partial
@@ -310,7 +326,7 @@ impl Preparing<'_> {
                         && !record.doubt
                         && record.lies == Lies::Partial
                         && record.file.same_file(&found)
-                        && found.size == self.map.size().0
+                        && found.size == size_of(self.map.entry(0)).0
                         && !table.is_outlived_by(&found)
                 });
                 let have = if believed {
@@ -336,7 +352,10 @@ impl Preparing<'_> {
     fn hash_again(&self, table: &Table, claimed: &ChunkSet, file: &File) -> Result<ChunkSet, Failure> {
         let mut good = ChunkSet::empty(self.layout.count());
         for index in claimed.iter() {
-            let (place, len) = (self.layout.offset(index), self.layout.len(index));
+            let Part::Data(place) = self.layout.part(index) else {
+                continue;
+            };
+            let len = self.layout.len(index);
             let found = digest_in(file, &self.map, place, len, self.hash).ok();
             if found.is_some() && found == table.get(index) {
                 good.insert(index);

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use stage_core::digest::Expected;
 use stage_core::id::{JobId, NodeName};
+use stage_core::payload::Expectation;
 use stage_core::units::Rate;
 use stage_proto::v1;
 use stage_proto::version::hello;
@@ -74,13 +74,11 @@ fn detached(form: Form, job: JobId, render: &mut dyn Render) -> Result<u8, Error
 fn request(push: &Push) -> Result<v1::SubmitRequest, Error> {
     let path = source::path(&push.paths)?;
     let expect = match &push.expect {
-        Some(file) => Some(source::expected(file, &path)?),
+        Some(file) => Some(Expectation {
+            path: Vec::new(),
+            digest: source::expected(file, &path)?,
+        }),
         None => None,
-    };
-    let (sha256, md5) = match expect {
-        Some(Expected::Sha256(digest)) => (digest.to_string(), String::new()),
-        Some(Expected::Md5(digest)) => (String::new(), digest.to_string()),
-        None => Default::default(),
     };
     Ok(v1::SubmitRequest {
         if_exists: match push.if_exists {
@@ -96,8 +94,7 @@ fn request(push: &Push) -> Result<v1::SubmitRequest, Error> {
         }
         .into(),
         wait_for_seconds: push.wait_for.as_secs(),
-        expect_sha256: sha256,
-        expect_md5: md5,
+        expect: expect.iter().map(Into::into).collect(),
         dest: dest(push.dest.as_deref())?,
         ..bare(&path, push.from.as_ref(), &push.to, &push.travel)?
     })
@@ -127,7 +124,10 @@ pub(crate) fn bare(
     Ok(v1::SubmitRequest {
         hello: Some(hello()),
         job: JobId::from_random(id).to_string(),
-        path: path.as_os_str().as_bytes().to_vec(),
+        paths: vec![v1::SourcePath {
+            path: path.as_os_str().as_bytes().to_vec(),
+            name: Vec::new(),
+        }],
         targets: to.to_owned(),
         from: from.map(ToString::to_string).unwrap_or_default(),
         client_addresses,
@@ -187,7 +187,7 @@ mod tests {
              --if-exists replace --unfit skip --wait-for 2min",
         ))
         .unwrap();
-        assert_eq!(wire.path, b"/data/a.db");
+        assert_eq!(wire.paths[0].path, b"/data/a.db");
         assert_eq!(wire.dest, b"scratch:db");
         assert_eq!((wire.from.as_str(), wire.targets.as_str()), ("n0", "all"));
         assert_eq!((wire.shape.as_str(), wire.streams), ("chain", 2));

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stage_core::assignment::{Assignment, Order, Prepared, SourceSpec};
-use stage_core::chunk::Layout;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{JobId, JobKey, NodeName, PlanVersion};
 use stage_core::job::{Effect, Event, Job, Now, Spec, Standing};
@@ -169,7 +168,7 @@ impl Driver {
         if let Some(entry) = self.jobs.get(&id) {
             let spec = entry.job.spec();
             // Sent twice is one job; the same id for something else is a mistake of the client.
-            if spec.path == submit.path {
+            if submit::named(submit.paths.clone()).is_ok_and(|paths| paths == spec.paths) {
                 return Ok(id);
             }
             return Err(Failure::new(
@@ -189,8 +188,8 @@ impl Driver {
             .jobs
             .iter()
             .filter(|(_, entry)| {
-                let other = &entry.job.spec().target;
-                other.place == spec.target.place && other.name == spec.target.name
+                let other = entry.job.spec();
+                other.target.place == spec.target.place && other.shares_a_name_with(&spec)
             })
             .map(|(other, entry)| {
                 let open = entry.job.open_targets();
@@ -224,7 +223,7 @@ impl Driver {
         self.order.iter().rev().copied().find(|id| {
             self.jobs.get(id).is_some_and(|entry| {
                 let open: Vec<&NodeName> = entry.job.open_targets().collect();
-                entry.job.spec().target.name == wanted.target.name
+                entry.job.spec().publishes_the_same_names_as(&wanted.paths)
                     && wanted
                         .targets
                         .iter()
@@ -263,9 +262,10 @@ impl Driver {
             epoch: self.epoch,
             version: PlanVersion(1),
             order: Order::PrepareSource(SourceSpec {
-                path: drafted.path.clone(),
+                paths: drafted.paths.clone(),
+                walk: drafted.walk.clone(),
                 limit: None,
-                expect_md5: None,
+                expect: Vec::new(),
             }),
         };
         let source = drafted.source.clone();
@@ -292,9 +292,7 @@ impl Driver {
         let source = look.submit.source.clone();
         out.after.push(After::Send(source.clone(), assign(&done)));
         let size = match answer {
-            Prepared::Source { manifest } if Layout::new(manifest.payload_size()).is_some() => {
-                manifest.payload_size()
-            }
+            Prepared::Source { payload } if payload.layout().is_some() => payload.travels(),
             Prepared::Unfit(failure) => return out.answer(look.reply, Err(failure.on(&source))),
             _ => {
                 let failure = Failure::new(

@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use stage_core::assignment::{IfExists, Place, TargetSpec};
-use stage_core::digest::{ChunkHash, Expected};
+use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{JobId, JobKey, NodeName};
 use stage_core::job::{Spec, UnfitRule};
+use stage_core::payload::{Expectation, MAX_UNITS, SourcePath, Walk};
 use stage_core::plan::ShapeChoice;
 use stage_core::topology::Topology;
 use stage_core::units::Rate;
@@ -22,7 +23,9 @@ const WAIT_FOR: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, Clone)]
 pub(crate) struct Submit {
     pub(crate) id: JobId,
-    pub(crate) path: Vec<u8>,
+    /// Where no name is given, it is the last part of the path.
+    pub(crate) paths: Vec<SourcePath>,
+    pub(crate) walk: Walk,
     pub(crate) targets: String,
     pub(crate) dest: Vec<u8>,
     pub(crate) from: Option<NodeName>,
@@ -35,7 +38,7 @@ pub(crate) struct Submit {
     pub(crate) unfit: UnfitRule,
     /// `None`: the usual time.
     pub(crate) wait_for: Option<Duration>,
-    pub(crate) expect: Option<Expected>,
+    pub(crate) expect: Vec<Expectation>,
     /// A job under way that does the same will do.
     pub(crate) join: bool,
 }
@@ -45,7 +48,8 @@ pub(crate) struct Submit {
 pub(crate) struct Drafted {
     pub(crate) id: JobId,
     pub(crate) source: NodeName,
-    pub(crate) path: Vec<u8>,
+    pub(crate) paths: Vec<SourcePath>,
+    pub(crate) walk: Walk,
     pub(crate) targets: Vec<NodeName>,
     pub(crate) shape: ShapeChoice,
     pub(crate) streams: Option<u16>,
@@ -54,7 +58,7 @@ pub(crate) struct Drafted {
     pub(crate) target: TargetSpec,
     unfit: UnfitRule,
     wait_for: Duration,
-    expect: Option<Expected>,
+    expect: Vec<Expectation>,
 }
 
 impl Drafted {
@@ -64,7 +68,8 @@ impl Drafted {
             key,
             hash,
             source: self.source,
-            path: self.path,
+            paths: self.paths,
+            walk: self.walk,
             target: self.target,
             targets: self.targets,
             shape: self.shape,
@@ -96,7 +101,7 @@ pub(super) fn draft(
     topology: &Topology,
     answers: &BTreeMap<String, Vec<NodeName>>,
 ) -> Result<Drafted, Failure> {
-    let name = payload_name(&submit.path)?;
+    let paths = named(submit.paths.clone())?;
     if submit.streams.is_some_and(|streams| streams > STREAMS) {
         return Err(usage(
             format!("{} streams are too many", submit.streams.unwrap_or_default()),
@@ -111,10 +116,10 @@ pub(super) fn draft(
         source,
         target: TargetSpec {
             place,
-            name,
             if_exists: submit.if_exists,
         },
-        path: submit.path,
+        paths,
+        walk: submit.walk,
         targets,
         shape: submit.shape,
         streams: submit.streams,
@@ -141,8 +146,45 @@ pub(super) fn select(
     })
 }
 
-/// The last component of the source's path, which is the payload's name everywhere.
-fn payload_name(path: &[u8]) -> Result<Vec<u8>, Failure> {
+/// The paths in the order of their names, each with one.
+pub(super) fn named(paths: Vec<SourcePath>) -> Result<Vec<SourcePath>, Failure> {
+    if paths.is_empty() {
+        return Err(usage("no PATH to push", "name a file or a directory"));
+    }
+    if paths.len() > MAX_UNITS {
+        return Err(usage(
+            format!("{} paths are too many for one push", paths.len()),
+            format!("push {MAX_UNITS} at most, or a directory that holds them"),
+        ));
+    }
+    let mut named = paths
+        .into_iter()
+        .map(|given| {
+            let own = last_part(&given.path)?;
+            let name = if given.name.is_empty() { own } else { given.name };
+            check_name(&name)?;
+            Ok(SourcePath {
+                path: given.path,
+                name,
+            })
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    named.sort_by(|one, other| one.name.cmp(&other.name));
+    if let Some(pair) = named.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        return Err(usage(
+            format!(
+                "{:?} and {:?} would have one name",
+                shown(&pair[0].path),
+                shown(&pair[1].path)
+            ),
+            "push them one after another, into different directories (--dest)",
+        ));
+    }
+    Ok(named)
+}
+
+/// The last component of the source's path, which is the payload's name everywhere unless another is given.
+fn last_part(path: &[u8]) -> Result<Vec<u8>, Failure> {
     if path.first() != Some(&b'/') || path.contains(&0) {
         return Err(usage(
             format!("{:?} is not an absolute path", shown(path)),
@@ -153,10 +195,14 @@ fn payload_name(path: &[u8]) -> Result<Vec<u8>, Failure> {
         .rsplit(|byte| *byte == b'/')
         .find(|part| !part.is_empty())
         .unwrap_or_default();
-    if name.is_empty() || name == b"." || name == b".." {
+    Ok(name.to_vec())
+}
+
+fn check_name(name: &[u8]) -> Result<(), Failure> {
+    if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
         return Err(usage(
-            format!("{:?} names no file", shown(path)),
-            "the last part of the path is the payload's name on every node",
+            format!("{:?} names no file", shown(name)),
+            "the last part of the path, or what --as says, is the payload's name on every node",
         ));
     }
     if name.starts_with(b".stage") {
@@ -174,7 +220,7 @@ fn payload_name(path: &[u8]) -> Result<Vec<u8>, Failure> {
             "no file system of a target could hold it",
         ));
     }
-    Ok(name.to_vec())
+    Ok(())
 }
 
 /// The node that is told, or the one that has an address of the client's host.
@@ -232,7 +278,8 @@ some = "n[1-2]"
     fn submit() -> Submit {
         Submit {
             id: JobId::from_random([1; 16]),
-            path: b"/data/genome.db".to_vec(),
+            paths: paths("/data/genome.db"),
+            walk: Walk::default(),
             targets: "some".to_owned(),
             dest: Vec::new(),
             from: Some("n0".parse().unwrap()),
@@ -244,9 +291,16 @@ some = "n[1-2]"
             if_exists: IfExists::Fail,
             unfit: UnfitRule::Wait,
             wait_for: None,
-            expect: None,
+            expect: Vec::new(),
             join: false,
         }
+    }
+
+    fn paths(path: &str) -> Vec<SourcePath> {
+        vec![SourcePath {
+            path: path.into(),
+            name: Vec::new(),
+        }]
     }
 
     fn draft(change: impl Fn(&mut Submit)) -> Result<Drafted, Failure> {
@@ -263,7 +317,7 @@ some = "n[1-2]"
     #[test]
     fn what_cannot_be_is_refused_with_its_code() {
         for path in ["", "genome.db", "/", "//", "/data/..", "/data/.stage-x", "/a\0b"] {
-            assert_eq!(code(|s| s.path = path.into()), Code::Usage, "{path:?}");
+            assert_eq!(code(|s| s.paths = paths(path)), Code::Usage, "{path:?}");
         }
         for dest in [
             "scratch",
@@ -275,6 +329,12 @@ some = "n[1-2]"
         ] {
             assert_eq!(code(|s| s.dest = dest.into()), Code::Usage, "{dest:?}");
         }
+        let double = |s: &mut Submit| s.paths = [paths("/a/x"), paths("/b/x/")].concat();
+        assert_eq!(code(double), Code::Usage);
+        assert_eq!(code(|s| s.paths.clear()), Code::Usage);
+        for name in ["a/b", "..", ".stage", "a\0"] {
+            assert_eq!(code(|s| s.paths[0].name = name.into()), Code::Usage, "{name:?}");
+        }
         assert_eq!(code(|s| s.streams = Some(65)), Code::Usage);
         assert_eq!(code(|s| s.targets = "n9".to_owned()), Code::UnknownTarget);
         assert_eq!(code(|s| s.targets = String::new()), Code::UnknownTarget);
@@ -285,7 +345,7 @@ some = "n[1-2]"
     #[test]
     fn a_good_one_is_spelled_out() {
         let drafted = draft(|s| s.dest = b"scratch:/db//x/./y/".to_vec()).unwrap();
-        assert_eq!(drafted.target.name, b"genome.db");
+        assert_eq!(drafted.paths[0].name, b"genome.db");
         assert_eq!(
             drafted.target.place,
             Place::Root {
@@ -296,13 +356,13 @@ some = "n[1-2]"
         assert_eq!(drafted.targets.len(), 2);
         let drafted = draft(|s| {
             s.dest = b"/scratch/db/".to_vec();
-            s.path = b"/data/model/".to_vec();
+            s.paths = paths("/data/model/");
             s.from = None;
             s.client_addresses = vec!["127.0.0.12".parse().unwrap()];
         })
         .unwrap();
         assert_eq!(drafted.target.place, Place::Absolute(b"/scratch/db".to_vec()));
-        assert_eq!(drafted.target.name, b"model");
+        assert_eq!(drafted.paths[0].name, b"model");
         assert_eq!(drafted.source.as_str(), "n2");
     }
 }

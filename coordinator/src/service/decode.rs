@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
-use stage_core::digest::Expected;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobId, PlanVersion};
 use stage_core::job::UnfitRule;
@@ -55,7 +54,8 @@ pub(super) fn job(text: &str) -> Result<JobId, Failure> {
 pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
     Ok(Submit {
         id: parse("job", &wire.job)?,
-        path: wire.path.clone(),
+        paths: wire.paths.iter().map(Into::into).collect(),
+        walk: wire.walk.as_ref().map(Into::into).unwrap_or_default(),
         targets: wire.targets.clone(),
         dest: wire.dest.clone(),
         from: optional("from", &wire.from)?,
@@ -87,10 +87,11 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
             Err(_) => return Err(fault("unfit", "is not a rule")),
         },
         wait_for: (wire.wait_for_seconds > 0).then(|| Duration::from_secs(wire.wait_for_seconds)),
-        expect: match optional("expect_sha256", &wire.expect_sha256)? {
-            Some(sha256) => Some(Expected::Sha256(sha256)),
-            None => optional("expect_md5", &wire.expect_md5)?.map(Expected::Md5),
-        },
+        expect: wire
+            .expect
+            .iter()
+            .map(TryInto::try_into)
+            .collect::<Result<_, _>>()?,
         join: wire.join,
     })
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use stage_core::manifest::Manifest;
+use stage_core::payload::Payload;
 use stage_core::units::ByteCount;
 use stage_proto::v1;
 use stage_proto::v1::agent_message::Body;
@@ -218,10 +219,11 @@ fn answer(play: &Play, memory: &Mutex<Memory>, assignment: v1::Assignment) -> Ve
     };
     match assignment.order.as_ref().unwrap() {
         Order::PrepareSource(_) => {
-            let manifest = Manifest::single_file(ByteCount(3 << 20), 0o644, (1, 2)).encode();
+            let manifest = Manifest::single_file(b"genome.db", ByteCount(3 << 20), 0o644, (1, 2));
+            let payload = Payload::of(&manifest).unwrap();
             answers.push(prepared(match &play.source_unfit {
                 Some(failure) => v1::prepared::Answer::Unfit(failure.clone()),
-                None => v1::prepared::Answer::Manifest(manifest),
+                None => v1::prepared::Answer::Source((&payload).into()),
             }));
         }
         Order::PrepareTarget(_) if play.silent => {}
@@ -241,8 +243,13 @@ fn answer(play: &Play, memory: &Mutex<Memory>, assignment: v1::Assignment) -> Ve
             });
             held.epoch = assignment.epoch;
             held.version = assignment.version;
-            if run.source.is_some() {
-                if let Some(failure) = &play.source_fails {
+            if let Some(spec) = &run.source {
+                if spec.expect.iter().any(|expected| expected.sha256 != [9; 32]) {
+                    answers.push(source(v1::source_report::Report::Failed(v1::Failure {
+                        code: "unexpected".to_owned(),
+                        ..v1::Failure::default()
+                    })));
+                } else if let Some(failure) = &play.source_fails {
                     answers.push(source(v1::source_report::Report::Failed(failure.clone())));
                 } else if !play.hold_final && run.r#final.is_none() {
                     answers.push(source(v1::source_report::Report::Final(fin())));

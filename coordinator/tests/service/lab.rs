@@ -169,7 +169,7 @@ pub(crate) fn submit(targets: &str) -> v1::SubmitRequest {
     v1::SubmitRequest {
         hello: Some(stage_proto::version::hello()),
         job: random_id(),
-        path: b"/data/genome.db".to_vec(),
+        paths: paths("/data/genome.db"),
         targets: targets.to_owned(),
         from: "n0".to_owned(),
         shape: "chain".to_owned(),
@@ -182,4 +182,11 @@ pub(crate) fn submit(targets: &str) -> v1::SubmitRequest {
 /// The state of each target, in order.
 pub(crate) fn states(view: &v1::JobView) -> Vec<&str> {
     view.nodes.iter().map(|node| node.state.as_str()).collect()
+}
+
+pub(crate) fn paths(path: &str) -> Vec<v1::SourcePath> {
+    vec![v1::SourcePath {
+        path: path.into(),
+        name: Vec::new(),
+    }]
 }

@@ -6,7 +6,7 @@ use stage_proto::v1;
 use tonic::Code;
 
 use crate::agent::{Agent, Play, register};
-use crate::lab::{Lab, random_id, submit};
+use crate::lab::{Lab, paths, random_id, submit};
 
 async fn refusal(lab: &Lab, change: impl FnOnce(&mut v1::Register)) -> v1::Failure {
     let mut register = register("n1");
@@ -83,7 +83,7 @@ async fn requests_that_cannot_be_make_no_job() {
     let cases: [(&str, Change); 6] = [
         ("unknown_target", |r| r.targets = "nobody".to_owned()),
         ("no_source", |r| r.from = String::new()),
-        ("usage", |r| r.path = b"/data/.stage-x".to_vec()),
+        ("usage", |r| r.paths = paths("/data/.stage-x")),
         ("usage", |r| r.dest = b"nowhere".to_vec()),
         ("usage", |r| r.shape = "ring".to_owned()),
         ("usage", |r| r.job = "7".to_owned()),

@@ -4,7 +4,7 @@ use stage_proto::v1;
 use stage_proto::v1::assignment::Order;
 
 use crate::agent::{Agent, Play};
-use crate::lab::{Lab, states, submit};
+use crate::lab::{Lab, paths, states, submit};
 
 fn failure(code: &str) -> v1::Failure {
     v1::Failure {
@@ -154,17 +154,23 @@ async fn a_source_that_fails_fails_the_job() {
 async fn expect_keeps_another_file_from_being_published() {
     let lab = Lab::start().await;
     let _agents = cluster(&lab, Play::default()).await;
-    let job = lab
-        .push("n1", |request| request.expect_sha256 = "0a".repeat(32))
-        .await;
+    let expect = |byte: u8| {
+        vec![v1::Expectation {
+            path: Vec::new(),
+            sha256: vec![byte; 32],
+            md5: Vec::new(),
+        }]
+    };
+    let job = lab.push("n1", |request| request.expect = expect(10)).await;
     let view = lab.until(&job, |view| view.settled).await;
     assert_eq!((view.state.as_str(), view.exit), ("failed", 6));
     assert_eq!(view.failure.unwrap().code, "unexpected");
-    let job = lab
-        .push("n1", |request| request.expect_sha256 = "09".repeat(32))
-        .await;
+    let job = lab.push("n1", |request| request.expect = expect(9)).await;
     let view = lab.until(&job, |view| view.settled).await;
-    assert_eq!((view.state.as_str(), view.exit), ("done", 0));
+    assert_eq!(
+        (view.state.as_str(), view.exit, view.agrees.as_str()),
+        ("done", 0, "sha256")
+    );
 }
 
 #[tokio::test]
@@ -267,7 +273,7 @@ async fn a_submit_sent_twice_is_one_job() {
         .count();
     assert_eq!(prepares, 1);
     let other = v1::SubmitRequest {
-        path: b"/data/other.db".to_vec(),
+        paths: paths("/data/other.db"),
         ..request
     };
     let reply = operator.submit(other).await.unwrap().into_inner();
@@ -316,7 +322,7 @@ async fn who_joins_is_part_of_what_is_under_way() {
     assert_ne!(other, open);
     lab.until(&other, |view| view.settled).await;
     for change in [
-        (|request| request.path = b"/data/other.db".to_vec()) as fn(&mut v1::SubmitRequest),
+        (|request| request.paths = paths("/data/other.db")) as fn(&mut v1::SubmitRequest),
         |request| request.dest = b"scratch:db".to_vec(),
         |request| request.targets = "n[2-4]".to_owned(),
     ] {

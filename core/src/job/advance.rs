@@ -46,7 +46,7 @@ impl Job {
 
     fn prepare(&mut self) {
         let source = self.spec.source.clone();
-        if self.record.manifest.is_none() {
+        if self.record.payload.is_none() {
             let silent = self.source_deadline.is_some_and(|at| at <= self.now.up);
             if silent || self.standing(&source).presence == Presence::Away {
                 self.refuse(away(&source));
@@ -301,7 +301,7 @@ impl Job {
         match self.record.phase {
             Phase::Queued => times.push(CONNECT_GRACE),
             Phase::Preparing => {
-                if self.record.manifest.is_none() {
+                if self.record.payload.is_none() {
                     times.extend(self.source_deadline);
                 } else {
                     times.extend(self.live.iter().filter_map(|live| live.deadline).min());

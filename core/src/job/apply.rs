@@ -6,7 +6,6 @@ use super::advance::away;
 use super::{
     Effect, Event, Job, LEASE, Now, PREPARE_DEADLINE, PROBE_EVERY, Phase, Presence, TargetState, UnfitRule,
 };
-use crate::chunk::Layout;
 use crate::failure::{Code, Failure};
 use crate::id::NodeName;
 
@@ -263,12 +262,16 @@ impl Job {
     }
 
     pub(super) fn layout_count(&self) -> Option<u32> {
-        let manifest = self.record.manifest.as_ref()?;
-        Layout::new(manifest.payload_size()).map(|layout| layout.count())
+        self.record
+            .payload
+            .as_ref()?
+            .layout()
+            .map(|layout| layout.count())
     }
 
     pub(super) fn source_path(&self) -> String {
-        String::from_utf8_lossy(&self.spec.path)
+        let path = self.spec.paths.first().map_or(&b""[..], |first| &first.path);
+        String::from_utf8_lossy(path)
             .chars()
             .map(|c| if c.is_control() { '\u{fffd}' } else { c })
             .collect()

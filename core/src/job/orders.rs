@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{Changes, Effect, Job, KEEP, Phase, RESEND, TargetState, Told};
 use crate::assignment::{Assignment, Order, Peer, Run, SourceSpec, StreamChoice};
-use crate::digest::Expected;
 use crate::failure::Code;
 use crate::id::NodeName;
 use crate::plan::{Hop, Request};
@@ -18,10 +17,10 @@ impl Job {
         let at = self.index.get(node).copied();
         let state = at.map(|at| self.targets[at].state);
         let prepare = |at: usize| {
-            let manifest = self.record.manifest.clone()?;
+            let payload = self.record.payload.clone()?;
             let order = Order::PrepareTarget {
                 target: self.spec.target.clone(),
-                manifest,
+                payload,
                 hash: self.spec.hash,
             };
             Some((order, self.live[at].ask))
@@ -29,7 +28,7 @@ impl Job {
         match self.record.phase {
             Phase::Queued => None,
             Phase::Preparing | Phase::Planning => match (at, state) {
-                _ if self.record.manifest.is_none() => {
+                _ if self.record.payload.is_none() => {
                     is_source.then(|| (Order::PrepareSource(self.source_spec()), 0))
                 }
                 (Some(at), Some(TargetState::Preparing | TargetState::Ready)) => prepare(at),
@@ -80,12 +79,10 @@ impl Job {
 
     fn source_spec(&self) -> SourceSpec {
         SourceSpec {
-            path: self.spec.path.clone(),
+            paths: self.spec.paths.clone(),
+            walk: self.spec.walk.clone(),
             limit: self.spec.source_limit,
-            expect_md5: match self.spec.expect {
-                Some(Expected::Md5(md5)) => Some(md5),
-                _ => None,
-            },
+            expect: self.spec.expect.clone(),
         }
     }
 
@@ -100,7 +97,7 @@ impl Job {
         Some(Run {
             key: self.spec.key.clone(),
             hash: self.spec.hash,
-            manifest: self.record.manifest.clone()?,
+            payload: self.record.payload.clone()?,
             source: (*node == self.spec.source).then(|| self.source_spec()),
             target: hop.map(|_| self.spec.target.clone()),
             parents: hop.map(|hop| self.peers(hop)).unwrap_or_default(),
@@ -184,7 +181,7 @@ impl Job {
                 .filter(|(_, target)| target.state == TargetState::Ready)
                 .map(|(node, _)| node.clone())
                 .collect(),
-            size: self.record.manifest.as_ref()?.payload_size(),
+            size: self.record.payload.as_ref()?.travels(),
             shape: self.spec.shape,
             streams: self.spec.streams,
             limit: self.spec.limit,
@@ -314,7 +311,7 @@ impl Job {
         if self.holds.contains(node) {
             return true;
         }
-        self.record.manifest.is_some()
+        self.record.payload.is_some()
             && (*node == self.spec.source
                 || self
                     .index

@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::assignment::{Final, TargetSpec};
-use crate::digest::{ChunkHash, Expected, FileDigest};
+use crate::digest::{ChunkHash, FileDigest};
 use crate::failure::Failure;
 use crate::id::{JobId, JobKey, NodeName, PlanVersion};
-use crate::manifest::Manifest;
+use crate::payload::{Expectation, Payload, SourcePath, Walk};
 use crate::plan::{Plan, ShapeChoice};
 use crate::units::Rate;
 
@@ -37,8 +37,10 @@ pub struct Spec {
     pub hash: ChunkHash,
     /// Where the payload is.
     pub source: NodeName,
-    /// Its absolute path there.
-    pub path: Vec<u8>,
+    /// What of it is sent, and under which names.
+    pub paths: Vec<SourcePath>,
+    /// What of directories is sent.
+    pub walk: Walk,
     /// Where it shall lie on every target.
     pub target: TargetSpec,
     /// The targets, each once, in the order in which results are shown.
@@ -57,19 +59,45 @@ pub struct Spec {
     pub unfit: UnfitRule,
     /// `--wait-for`: how long after the submit unfit targets are awaited.
     pub wait_for: Duration,
-    /// `--expect`: publish only if the file's digest is this.
-    pub expect: Option<Expected>,
+    /// `--expect`: publish only if the files' digests are these.
+    pub expect: Vec<Expectation>,
     /// Data travels encrypted.
     pub encrypted: bool,
 }
 
 impl Spec {
+    /// Whether these paths would be published under the same names, no more and no less.
+    pub fn publishes_the_same_names_as(&self, paths: &[SourcePath]) -> bool {
+        self.paths
+            .iter()
+            .map(|path| &path.name)
+            .eq(paths.iter().map(|path| &path.name))
+    }
+
+    /// Whether both publish something under the same name.
+    pub fn shares_a_name_with(&self, other: &Self) -> bool {
+        let names = |spec: &Self| {
+            spec.paths
+                .iter()
+                .map(|path| path.name.clone())
+                .collect::<BTreeSet<_>>()
+        };
+        !names(self).is_disjoint(&names(other))
+    }
+
     /// The payload's name as text fit for a terminal.
     pub fn name(&self) -> String {
-        String::from_utf8_lossy(&self.target.name)
-            .chars()
-            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-            .collect()
+        let shown = |path: &SourcePath| {
+            String::from_utf8_lossy(&path.name)
+                .chars()
+                .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+                .collect::<String>()
+        };
+        match self.paths.as_slice() {
+            [] => String::new(),
+            [only] => shown(only),
+            [first, others @ ..] => format!("{} and {} more", shown(first), others.len()),
+        }
     }
 }
 
@@ -257,7 +285,7 @@ pub struct Record {
     /// The last order's number.
     pub version: PlanVersion,
     /// What the payload is made of.
-    pub manifest: Option<Manifest>,
+    pub payload: Option<Payload>,
     /// What the source declared.
     pub declared: Option<Final>,
     /// What targets may publish by.
@@ -295,7 +323,7 @@ impl Record {
         Self {
             phase: Phase::Queued,
             version: PlanVersion(1),
-            manifest: None,
+            payload: None,
             declared: None,
             fin: None,
             sha256: None,

@@ -2,8 +2,6 @@
 
 use super::{Copied, Job, PROBE_EVERY, Phase, TargetState};
 use crate::assignment::{Order, Outcome, Prepared, Progress, SourceReport};
-use crate::chunk::Layout;
-use crate::digest::Expected;
 use crate::failure::{Code, Failure};
 use crate::id::{NodeName, PlanVersion};
 use crate::plan::{Plan, PlanError};
@@ -21,12 +19,12 @@ impl Job {
             Order::Release | Order::Cancel => return,
         };
         if for_source {
-            if self.record.phase != Phase::Preparing || self.record.manifest.is_some() {
+            if self.record.phase != Phase::Preparing || self.record.payload.is_some() {
                 return;
             }
             match answer {
-                Prepared::Source { manifest } if Layout::new(manifest.payload_size()).is_some() => {
-                    self.record.manifest = Some(manifest);
+                Prepared::Source { payload } if payload.layout().is_some() => {
+                    self.record.payload = Some(payload);
                     self.dirty_record = true;
                     self.note_address(node);
                     self.changed();
@@ -34,7 +32,7 @@ impl Job {
                 Prepared::Source { .. } => self.refuse(
                     Failure::new(
                         Code::SourceKind,
-                        "the payload is larger than 4 PiB",
+                        "the payload is larger than 2 PiB",
                         "push it in parts",
                     )
                     .on(node)
@@ -170,21 +168,6 @@ impl Job {
                 self.record.sha256 = Some(digest);
                 self.dirty_record = true;
                 self.changed();
-                match self.spec.expect {
-                    Some(Expected::Sha256(expected)) if expected != digest => {
-                        let source = self.spec.source.clone();
-                        self.fail(
-                            Failure::new(
-                                Code::Unexpected,
-                                format!("the source's SHA-256 is {digest}, expected was {expected}"),
-                                "check the source file, or the file given with --expect",
-                            )
-                            .on(&source)
-                            .at(self.source_path()),
-                        );
-                    }
-                    _ => self.allow_publishing(),
-                }
             }
             SourceReport::Failed(failure) => {
                 let source = self.spec.source.clone();
@@ -202,11 +185,9 @@ impl Job {
         }
     }
 
-    /// FINAL is in force once it is declared and, with `--expect`, the SHA-256 is known to agree. With an MD5, the source
-    /// itself declares it only then.
+    /// FINAL is in force once it is declared. With `--expect`, the source declares it only when all digests agree.
     fn allow_publishing(&mut self) {
-        let waits = matches!(self.spec.expect, Some(Expected::Sha256(_))) && self.record.sha256.is_none();
-        if self.record.fin.is_some() || waits {
+        if self.record.fin.is_some() {
             return;
         }
         self.record.fin.clone_from(&self.record.declared);

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::{Job, Live, Now, Phase, TargetState};
 use crate::assignment::Progress;
-use crate::digest::{Expected, FileDigest};
+use crate::digest::FileDigest;
 use crate::failure::{Code, Failure};
 use crate::id::{JobId, NodeName};
+use crate::payload::Payload;
 use crate::plan::Plan;
 use crate::units::{ByteCount, Rate};
 
@@ -38,8 +39,8 @@ pub struct JobView {
     pub took: Duration,
     /// The file's SHA-256.
     pub sha256: Option<FileDigest>,
-    /// What it agrees with of that which `--expect` asked for, once that is known.
-    pub agrees: Option<Expected>,
+    /// The function of the digests that it agrees with, of those which `--expect` asked for, once that is known.
+    pub agrees: Option<&'static str>,
     /// Bytes of the apparent size that the SHA-256 lane has passed.
     pub sha256_bytes: u64,
     /// Bytes read from the source file.
@@ -183,22 +184,23 @@ impl Job {
             name: self.spec.name(),
             source: self.spec.source.clone(),
             size: record
-                .manifest
+                .payload
                 .as_ref()
-                .map(|manifest| manifest.file_size())
+                .map(|payload| payload.size)
                 .unwrap_or_default(),
-            payload: record
-                .manifest
-                .as_ref()
-                .map(|manifest| manifest.payload_size())
-                .unwrap_or_default(),
+            payload: record.payload.as_ref().map(Payload::travels).unwrap_or_default(),
             plan: None,
             nodes: Vec::new(),
             submitted_unix_ms: record.submitted_unix_ms,
             took: Duration::from_millis(end.saturating_sub(record.submitted_unix_ms)),
             sha256: record.sha256,
             // FINAL is in force only then.
-            agrees: self.spec.expect.filter(|_| record.fin.is_some()),
+            agrees: self
+                .spec
+                .expect
+                .first()
+                .filter(|_| record.fin.is_some())
+                .map(|expected| expected.digest.function()),
             sha256_bytes: record.sha256_bytes,
             source_bytes_read: record.source_bytes_read,
             source_bytes_sent: record.source_bytes_sent,
@@ -221,7 +223,11 @@ impl Job {
         let node = &self.spec.targets[at];
         let hop = self.hop(node);
         let copied = target.copied.unwrap_or_default();
-        let size = self.record.manifest.as_ref().map_or(0, |m| m.payload_size().0);
+        let size = self
+            .record
+            .payload
+            .as_ref()
+            .map_or(0, |payload| payload.travels().0);
         let published = target.state == TargetState::Published;
         let ended = target.state.is_ended();
         let took = if published {

@@ -3,21 +3,20 @@
 use stage_core::assignment::{
     Assignment, Final, Order, Peer, Place, Run, SourceSpec, StreamChoice, TargetSpec,
 };
-use stage_core::digest::{Md5Digest, RootDigest};
+use stage_core::digest::RootDigest;
 use stage_core::id::{Epoch, JobKey, PlanVersion};
 use stage_core::units::Rate;
 
-use super::{
-    WireError, array, chunk_hash, fault, if_exists, limit, limit_out, manifest, parse, required, streams16,
-};
+use super::{WireError, array, chunk_hash, fault, if_exists, limit, limit_out, parse, required, streams16};
 use crate::v1;
 
 impl From<&SourceSpec> for v1::SourceSpec {
     fn from(spec: &SourceSpec) -> Self {
         Self {
-            path: spec.path.clone(),
+            paths: spec.paths.iter().map(Into::into).collect(),
+            walk: Some((&spec.walk).into()),
             limit_bytes_per_second: limit_out(spec.limit),
-            expect_md5: spec.expect_md5.map(|md5| md5.0.to_vec()).unwrap_or_default(),
+            expect: spec.expect.iter().map(Into::into).collect(),
         }
     }
 }
@@ -25,16 +24,18 @@ impl From<&SourceSpec> for v1::SourceSpec {
 impl TryFrom<&v1::SourceSpec> for SourceSpec {
     type Error = WireError;
     fn try_from(wire: &v1::SourceSpec) -> Result<Self, WireError> {
-        if wire.path.first() != Some(&b'/') {
-            return Err(fault("source.path", "is not absolute"));
+        if wire.paths.iter().any(|path| path.path.first() != Some(&b'/')) {
+            return Err(fault("source.paths", "has one that is not absolute"));
         }
         Ok(Self {
-            path: wire.path.clone(),
+            paths: wire.paths.iter().map(Into::into).collect(),
+            walk: wire.walk.as_ref().map(Into::into).unwrap_or_default(),
             limit: limit(wire.limit_bytes_per_second),
-            expect_md5: match wire.expect_md5.as_slice() {
-                [] => None,
-                md5 => Some(Md5Digest(array("source.expect_md5", md5)?)),
-            },
+            expect: wire
+                .expect
+                .iter()
+                .map(TryInto::try_into)
+                .collect::<Result<_, _>>()?,
         })
     }
 }
@@ -53,7 +54,6 @@ impl From<&TargetSpec> for v1::TargetSpec {
             root,
             dir,
             absolute,
-            name: spec.name.clone(),
             if_exists: v1::IfExists::from(spec.if_exists).into(),
         }
     }
@@ -77,7 +77,6 @@ impl TryFrom<&v1::TargetSpec> for TargetSpec {
         };
         Ok(Self {
             place,
-            name: wire.name.clone(),
             if_exists: if_exists(wire.if_exists)?,
         })
     }
@@ -134,7 +133,7 @@ impl From<&Run> for v1::Run {
         Self {
             key: run.key.0.to_vec(),
             hash: v1::ChunkHash::from(run.hash).into(),
-            manifest: run.manifest.encode(),
+            payload: Some((&run.payload).into()),
             source: run.source.as_ref().map(Into::into),
             target: run.target.as_ref().map(Into::into),
             parents: run.parents.iter().map(Into::into).collect(),
@@ -162,7 +161,7 @@ impl TryFrom<&v1::Run> for Run {
         Ok(Self {
             key: JobKey(array("run.key", &wire.key)?),
             hash: chunk_hash("run.hash", wire.hash)?,
-            manifest: manifest(&wire.manifest)?,
+            payload: required("run.payload", wire.payload.as_ref())?.try_into()?,
             source: wire.source.as_ref().map(TryInto::try_into).transpose()?,
             target: wire.target.as_ref().map(TryInto::try_into).transpose()?,
             parents: wire
@@ -202,11 +201,11 @@ impl From<&Assignment> for v1::Assignment {
                 Order::PrepareSource(source) => Wire::PrepareSource(source.into()),
                 Order::PrepareTarget {
                     target,
-                    manifest,
+                    payload,
                     hash,
                 } => Wire::PrepareTarget(v1::PrepareTarget {
                     target: Some(target.into()),
-                    manifest: manifest.encode(),
+                    payload: Some(payload.into()),
                     hash: v1::ChunkHash::from(*hash).into(),
                 }),
                 Order::Run(run) => Wire::Run(run.into()),
@@ -229,7 +228,7 @@ impl TryFrom<&v1::Assignment> for Assignment {
                 Wire::PrepareSource(source) => Order::PrepareSource(source.try_into()?),
                 Wire::PrepareTarget(prepare) => Order::PrepareTarget {
                     target: required("prepare_target.target", prepare.target.as_ref())?.try_into()?,
-                    manifest: manifest(&prepare.manifest)?,
+                    payload: required("prepare_target.payload", prepare.payload.as_ref())?.try_into()?,
                     hash: chunk_hash("prepare_target.hash", prepare.hash)?,
                 },
                 Wire::Run(run) => Order::Run(run.try_into()?),

@@ -4,13 +4,13 @@ use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
 use stage_core::digest::FileDigest;
 use stage_core::id::NodeName;
 
-use super::{WireError, array, manifest, parse, required, seconds, streams16};
+use super::{WireError, array, parse, required, seconds, streams16};
 use crate::v1;
 
 impl From<&Prepared> for v1::prepared::Answer {
     fn from(prepared: &Prepared) -> Self {
         match prepared {
-            Prepared::Source { manifest } => Self::Manifest(manifest.encode()),
+            Prepared::Source { payload } => Self::Source(payload.into()),
             Prepared::Ready { path, candidate } => Self::Ready(v1::Ready {
                 path: path.clone(),
                 candidate: *candidate,
@@ -26,8 +26,8 @@ impl TryFrom<&v1::Prepared> for Prepared {
     fn try_from(wire: &v1::Prepared) -> Result<Self, WireError> {
         use v1::prepared::Answer;
         Ok(match required("prepared.answer", wire.answer.as_ref())? {
-            Answer::Manifest(bytes) => Self::Source {
-                manifest: manifest(bytes)?,
+            Answer::Source(payload) => Self::Source {
+                payload: payload.try_into()?,
             },
             Answer::Ready(ready) => Self::Ready {
                 path: ready.path.clone(),

@@ -6,10 +6,11 @@ use stage_core::assignment::{
     Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
     SourceSpec, StreamChoice, TargetSpec,
 };
-use stage_core::digest::{ChunkHash, FileDigest, Md5Digest, RootDigest};
+use stage_core::digest::{ChunkHash, Expected, FileDigest, Md5Digest, RootDigest};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobId, JobKey, PlanVersion};
 use stage_core::manifest::Manifest;
+use stage_core::payload::{Expectation, Payload, SourcePath, Walk};
 use stage_core::units::{ByteCount, Rate};
 
 use crate::v1;
@@ -18,18 +19,35 @@ fn run() -> Run {
     Run {
         key: JobKey([3; 32]),
         hash: ChunkHash::Blake3,
-        manifest: Manifest::single_file(ByteCount(77), 0o644, (5, 6)),
+        payload: Payload::of(&Manifest::single_file(b"genome.db", ByteCount(77), 0o644, (5, 6))).unwrap(),
         source: Some(SourceSpec {
-            path: b"/data/genome.db".to_vec(),
+            paths: vec![SourcePath {
+                path: b"/data/genome.db".to_vec(),
+                name: b"genome.db".to_vec(),
+            }],
+            walk: Walk {
+                follow: true,
+                xattrs: false,
+                include: vec!["*.db".to_owned()],
+                exclude: Vec::new(),
+            },
             limit: Some(Rate::from_bytes_per_second(1e6)),
-            expect_md5: Some(Md5Digest([9; 16])),
+            expect: vec![
+                Expectation {
+                    path: b"genome.db".to_vec(),
+                    digest: Expected::Md5(Md5Digest([9; 16])),
+                },
+                Expectation {
+                    path: Vec::new(),
+                    digest: Expected::Sha256(FileDigest([8; 32])),
+                },
+            ],
         }),
         target: Some(TargetSpec {
             place: Place::Root {
                 root: Some("scratch".parse().unwrap()),
                 dir: b"db".to_vec(),
             },
-            name: b"genome.db".to_vec(),
             if_exists: IfExists::Replace,
         }),
         parents: vec![Peer {
@@ -53,7 +71,7 @@ fn assignments_survive_the_wire() {
         Order::PrepareSource(run().source.unwrap()),
         Order::PrepareTarget {
             target: run().target.unwrap(),
-            manifest: run().manifest,
+            payload: run().payload,
             hash: ChunkHash::Sha256,
         },
         Order::Run(run()),
@@ -92,10 +110,19 @@ fn what_a_peer_may_not_choose_is_refused() {
     assert_eq!(assignment(|run| run.streams = 65), "run.streams");
     assert_eq!(assignment(|run| run.key.truncate(31)), "run.key");
     assert_eq!(assignment(|run| run.hash = 0), "run.hash");
-    assert_eq!(assignment(|run| run.manifest.clear()), "manifest");
+    assert_eq!(assignment(|run| run.payload = None), "run.payload");
+    let payload = |change: fn(&mut v1::Payload)| {
+        let mut wire = v1::Payload::from(&run().payload);
+        change(&mut wire);
+        Payload::try_from(&wire).unwrap_err().field
+    };
+    assert_eq!(payload(|p| p.manifest.clear()), "payload.manifest");
+    assert_eq!(payload(|p| p.inline.push(0)), "payload.inline");
+    assert_eq!(payload(|p| p.units.clear()), "payload.units");
+    assert_eq!(payload(|p| p.data_bytes = u64::MAX), "payload");
     assert_eq!(
-        assignment(|run| run.source.as_mut().unwrap().path = b"x".to_vec()),
-        "source.path"
+        assignment(|run| run.source.as_mut().unwrap().paths[0].path = b"x".to_vec()),
+        "source.paths"
     );
     assert_eq!(
         assignment(|run| run.target.as_mut().unwrap().if_exists = 0),
@@ -130,7 +157,7 @@ fn reports_survive_the_wire() {
     }
     for prepared in [
         Prepared::Source {
-            manifest: run().manifest,
+            payload: run().payload,
         },
         Prepared::Ready {
             path: "/scratch/x".to_owned(),

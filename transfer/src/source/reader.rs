@@ -79,7 +79,7 @@ fn read_all(shared: &Shared) -> Result<(), End> {
 
 /// All is read: what it was, provided that it still is.
 fn declare(shared: &Shared) -> Result<Final, End> {
-    if shared.expect_md5.is_some() && !shared.wait(|progress| progress.digested) {
+    if !shared.expect.is_empty() && !shared.wait(|progress| progress.digested) {
         return Err(End::Stopped);
     }
     shared.unchanged().map_err(End::Failed)?;

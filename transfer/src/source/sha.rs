@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 use md5::Md5;
 use sha2::{Digest as _, Sha256};
 use stage_core::assignment::SourceReport;
-use stage_core::chunk::ChunkIndex;
-use stage_core::digest::{FileDigest, Md5Digest, chunk_digest};
+use stage_core::chunk::{ChunkIndex, Part};
+use stage_core::digest::{Expected, FileDigest, Md5Digest, chunk_digest};
 use stage_core::failure::{Code, Failure};
 
 use super::{Shared, watch};
 use crate::sparse::ZEROS;
+use crate::store::map::size_of;
 
 /// Its source has stopped.
 struct Stopped;
@@ -21,7 +22,7 @@ pub(super) fn run(shared: &Shared) {
         shared,
         at: 0,
         sha256: Sha256::new(),
-        md5: shared.expect_md5.map(|_| Md5::new()),
+        md5: wants_md5(shared).then(Md5::new),
     };
     let mut own = Vec::new();
     for index in (0..store.layout().count()).map(ChunkIndex) {
@@ -40,24 +41,41 @@ pub(super) fn run(shared: &Shared) {
             return;
         }
     }
-    if lane.zeros_to(store.map().size().0).is_err() {
+    let Ok(map) = store.map() else { return };
+    if lane.zeros_to(size_of(map.entry(0)).0).is_err() {
         return;
     }
-    if let (Some(expected), Some(md5)) = (shared.expect_md5, lane.md5.take()) {
-        let found = Md5Digest(md5.finalize().into());
-        if found != expected {
-            return shared.fail(Failure::new(
-                Code::Unexpected,
-                format!("the source's MD5 is {found}, expected was {expected}"),
-                "check the source file, or the file given with --expect",
-            ));
-        }
+    let sha256 = FileDigest(lane.sha256.finalize().into());
+    let md5 = lane.md5.map(|md5| Md5Digest(md5.finalize().into()));
+    for expected in &shared.expect {
+        let (what, found) = match expected.digest {
+            Expected::Sha256(digest) if digest != sha256 => {
+                (format!("SHA-256 is {sha256}"), digest.to_string())
+            }
+            Expected::Md5(digest) if Some(digest) != md5 => (
+                format!("MD5 is {}", md5.expect("computed where one is expected")),
+                digest.to_string(),
+            ),
+            _ => continue,
+        };
+        return shared.fail(Failure::new(
+            Code::Unexpected,
+            format!("the source's {what}, expected was {found}"),
+            "check the source file, or the file given with --expect",
+        ));
     }
     shared.advance(|progress| progress.digested = true);
     // A digest of a file that has changed would be of nothing that exists.
     if shared.wait(|progress| progress.declared) {
-        shared.say(SourceReport::Sha256(FileDigest(lane.sha256.finalize().into())));
+        shared.say(SourceReport::Sha256(sha256));
     }
+}
+
+fn wants_md5(shared: &Shared) -> bool {
+    shared
+        .expect
+        .iter()
+        .any(|expected| matches!(expected.digest, Expected::Md5(_)))
 }
 
 struct Lane<'a> {
@@ -72,8 +90,11 @@ impl Lane<'_> {
     /// A chunk's bytes, each piece after the hole before it.
     fn chunk(&mut self, index: ChunkIndex, bytes: &[u8]) -> Result<(), Stopped> {
         let store = &self.shared.store;
-        let place = store.layout().offset(index);
-        store.map().pieces(place, bytes.len(), |from, part| {
+        let Part::Data(place) = store.layout().part(index) else {
+            return Ok(());
+        };
+        let Ok(map) = store.map() else { return Ok(()) };
+        map.pieces(place, bytes.len(), |_, from, part| {
             self.zeros_to(from)?;
             self.update(&bytes[part]);
             Ok(())

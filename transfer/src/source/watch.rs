@@ -16,6 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use super::Shared;
 use crate::fault;
 use crate::sparse::holes_are_zero;
+use crate::store::map::is_dense;
 use crate::sync::lock;
 
 /// How often it is looked at.
@@ -186,11 +187,11 @@ impl Shared {
 
     /// Whether nothing was written into what was not sent.
     pub(super) fn holes_unchanged(&self) -> Result<(), Failure> {
-        let map = self.store.map();
-        if map.is_dense() {
+        let entry = self.store.map()?.entry(0);
+        if is_dense(entry) {
             return Ok(());
         }
-        match holes_are_zero(&self.file, map) {
+        match holes_are_zero(&self.file, entry) {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.changed("a hole of it was written to")),
             Err(error) => Err(fault::of_source(&error)),

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use stage_core::chunk::{ChunkIndex, ChunkSet};
+use stage_core::chunk::{ChunkIndex, ChunkSet, Part};
 use stage_core::digest::ChunkDigest;
 use stage_core::failure::Failure;
 
@@ -44,19 +44,22 @@ impl Store {
         };
         // One at a time: a partial that is being made takes over all that was equal so far.
         let _making = copy.making();
-        let place = self.layout.offset(index);
+        let Part::Data(place) = self.layout.part(index) else {
+            return Ok(Compared::Different);
+        };
         let len = self.layout.len(index);
-        let same = copy.old_digest(&self.map, place, len, self.hash) == Some(digest);
+        let map = self.map()?;
+        let same = copy.old_digest(map, place, len, self.hash) == Some(digest);
         if !same {
             self.make_partial(copy)?;
             return Ok(Compared::Different);
         }
         if let Some(partial) = copy.partial() {
             let started = Instant::now();
-            copy.carry(partial, &self.map, place, len)?;
+            copy.carry(partial, map, place, len)?;
             self.count_write(len, started);
             // The old copy is not ours: what counts is what arrived in the partial.
-            if copy.partial_digest(partial, &self.map, place, len, self.hash)? != digest {
+            if copy.partial_digest(partial, map, place, len, self.hash)? != digest {
                 return Ok(Compared::Different);
             }
         }
@@ -78,14 +81,18 @@ impl Store {
         if let Some(partial) = copy.partial() {
             return Ok(partial);
         }
-        let partial = copy.create_partial(&self.map)?;
+        let map = self.map()?;
+        let partial = copy.create_partial(map)?;
         let mut changed = ChunkSet::empty(self.layout.count());
         for index in self.have().iter() {
-            let (place, len) = (self.layout.offset(index), self.layout.len(index));
+            let Part::Data(place) = self.layout.part(index) else {
+                continue;
+            };
+            let len = self.layout.len(index);
             let started = Instant::now();
             let carried = copy
-                .carry(&partial.file, &self.map, place, len)
-                .and_then(|()| copy.partial_digest(&partial.file, &self.map, place, len, self.hash));
+                .carry(&partial.file, map, place, len)
+                .and_then(|()| copy.partial_digest(&partial.file, map, place, len, self.hash));
             match carried {
                 Ok(digest) if self.table.get(index) == Some(digest) => self.count_write(len, started),
                 Ok(_) => {

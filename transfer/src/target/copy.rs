@@ -77,14 +77,12 @@ impl Copy {
     }
 
     /// Reads payload bytes that are here.
-    pub(crate) fn read(&self, map: &Map, place: u64, buf: &mut [u8]) -> Result<(), Failure> {
+    pub(crate) fn read(&self, _map: &Map, _entry: u32, at: u64, buf: &mut [u8]) -> Result<(), Failure> {
         let Some(file) = self.partial().or(self.old.as_ref().map(|old| &old.file)) else {
             return Err(fault::of(Errno::NOENT, "reading", self.shown()));
         };
-        map.pieces(place, buf.len(), |from, part| {
-            file.read_exact_at(&mut buf[part], from)
-        })
-        .map_err(|e| fault::of_std(&e, "reading", self.shown()))
+        file.read_exact_at(buf, at)
+            .map_err(|e| fault::of_std(&e, "reading", self.shown()))
     }
 
     /// The digest of the old copy's bytes at a place, `None` if it has none there or cannot be read.
@@ -145,8 +143,10 @@ impl Copy {
         let Some(old) = &self.old else {
             return Err(fault::of(Errno::NOENT, "copying", self.shown()));
         };
-        map.pieces(place, len, |at, part| carry(&old.file, partial, at, part.len()))
-            .map_err(|e| fault::of_std(&e, "copying from the old copy", self.shown()))
+        map.pieces(place, len, |_, at, part| {
+            carry(&old.file, partial, at, part.len())
+        })
+        .map_err(|e| fault::of_std(&e, "copying from the old copy", self.shown()))
     }
 }
 

@@ -13,6 +13,7 @@ use super::site::Seen;
 use crate::crash::crash_point;
 use crate::fault;
 use crate::journal::{FileState, Phase};
+use crate::store::map::size_of;
 
 /// What [`Target::publish`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,18 +102,19 @@ impl Target {
 
     fn rename_partial(&self, copy: &Copy) -> Result<(), PublishError> {
         let site = &copy.site;
-        let map = self.store.map();
+        let map = self.store.map().map_err(PublishError::Failed)?;
+        let entry = map.entry(0);
         let fail = |doing: &str| {
             let doing = doing.to_owned();
             move |e: Errno| PublishError::Failed(fault::of(e, &doing, &site.shown))
         };
         let partial = copy.partial().expect("looked for before");
         copy.stop_reserving();
-        rustix::fs::ftruncate(partial, map.size().0).map_err(fail("setting the size"))?;
-        rustix::fs::fchmod(partial, Mode::from_raw_mode(map.mode)).map_err(fail("setting the mode"))?;
+        rustix::fs::ftruncate(partial, size_of(entry).0).map_err(fail("setting the size"))?;
+        rustix::fs::fchmod(partial, Mode::from_raw_mode(entry.mode)).map_err(fail("setting the mode"))?;
         let mtime = Timespec {
-            tv_sec: map.mtime.0,
-            tv_nsec: map.mtime.1.into(),
+            tv_sec: entry.mtime.0,
+            tv_nsec: entry.mtime.1.into(),
         };
         let times = Timestamps {
             last_access: Timespec {

@@ -20,7 +20,7 @@ use stage_core::units::ByteCount;
 
 use super::site::Site;
 use crate::root::free_space;
-use crate::store::map::Map;
+use crate::store::map::{Map, data_runs, size_of};
 
 /// What the preparing waits for.
 const MOMENT: Duration = Duration::from_millis(100);
@@ -69,16 +69,20 @@ impl Partial {
         let fail = |e| site.fault(e, "reserving space");
         let stat = rustix::fs::fstat(&file).map_err(fail)?;
         let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-        let need = map.data().0.saturating_sub(held);
+        let need = map.entry(0).data_len().saturating_sub(held);
         // Asked first, because the refusal of fallocate has no numbers.
         let free = free_space(site.held.fd()).map_err(fail)?;
         if need > free.0 {
-            return Err(no_space(site, map.data(), ByteCount(need - free.0)));
+            return Err(no_space(
+                site,
+                ByteCount(map.entry(0).data_len()),
+                ByteCount(need - free.0),
+            ));
         }
-        if stat.st_size.cast_unsigned() != map.size().0 {
-            rustix::fs::ftruncate(&file, map.size().0).map_err(fail)?;
+        if stat.st_size.cast_unsigned() != size_of(map.entry(0)).0 {
+            rustix::fs::ftruncate(&file, size_of(map.entry(0)).0).map_err(fail)?;
         }
-        let mut rest: Vec<_> = map.data_runs().collect();
+        let mut rest = data_runs(map.entry(0));
         // Taken from the end.
         rest.reverse();
         let started = Instant::now();
@@ -176,7 +180,7 @@ fn take(
             let free = free_space(file.as_fd()).map_or(0, |free| free.0);
             return Err(no_space(
                 site,
-                map.data(),
+                ByteCount(map.entry(0).data_len()),
                 ByteCount(left.saturating_sub(free).max(1)),
             ));
         }
@@ -222,7 +226,7 @@ mod tests {
         let held = roots.resolve(&place).unwrap();
         let site = Arc::new(Site::new(held, b"x", JobId::from_random([1; 16])));
         let size = 3 * STEP + 5;
-        let map = Map::new(&Manifest::single_file(ByteCount(size), 0o600, (0, 0))).unwrap();
+        let map = Map::new(Manifest::single_file(b"x", ByteCount(size), 0o600, (0, 0)));
         let file = tempfile::tempfile_in(dir.path()).unwrap();
         let look = file.try_clone().unwrap();
         let mut partial = Partial::reserve_within(Duration::ZERO, file, &site, &map).unwrap();

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use stage_core::assignment::Place;
 use stage_core::chunk::{CHUNK, ChunkIndex};
 use stage_core::digest::chunk_digest;
+use stage_core::manifest::Manifest;
 use stage_core::units::ByteCount;
 
 use super::*;
@@ -24,13 +25,13 @@ fn kept_after(change: impl FnOnce(&mut Record)) -> Vec<u32> {
             root: None,
             dir: Vec::new(),
         },
-        name: b"x".to_vec(),
         if_exists: IfExists::Fail,
     };
-    let manifest = Manifest::single_file(ByteCount(2 * CHUNK), 0o644, (1, 0));
+    let manifest = Manifest::single_file(b"x", ByteCount(2 * CHUNK), 0o644, (1, 0));
+    let payload = Payload::of(&manifest).unwrap();
     let budget = Budget::new(ByteCount(2 * CHUNK));
     let hash = ChunkHash::Blake3;
-    let ready = || match prepare(&roots, &state, job, &spec, &manifest, hash, &budget).unwrap() {
+    let ready = || match prepare(&roots, &state, job, &spec, &payload, hash, &budget).unwrap() {
         Preparation::Ready(target) => target,
         Preparation::Skipped { .. } => unreachable!("nothing stands there"),
     };

@@ -10,6 +10,7 @@ use stage_core::digest::{ChunkDigest, ChunkHash, RootHasher, chunk_digest};
 use stage_core::failure::Failure;
 use stage_core::id::JobId;
 use stage_core::manifest::Manifest;
+use stage_core::payload::Payload;
 use stage_core::units::ByteCount;
 use stage_transfer::budget::Budget;
 use stage_transfer::root::Roots;
@@ -65,14 +66,13 @@ impl Bench {
             state: dir.join("state"),
             budget: Budget::new(ByteCount(4 * CHUNK)),
             job: JobId::from_random([7; 16]),
-            manifest: Manifest::single_file(ByteCount(size), MODE, MTIME),
+            manifest: Manifest::single_file(b"genome.db", ByteCount(size), MODE, MTIME),
             bytes: content(size),
             spec: TargetSpec {
                 place: Place::Root {
                     root: None,
                     dir: b"db".to_vec(),
                 },
-                name: b"genome.db".to_vec(),
                 if_exists: IfExists::Fail,
             },
         }
@@ -111,7 +111,7 @@ impl Bench {
             &self.state,
             self.job,
             &self.spec,
-            &self.manifest,
+            &Payload::of(&self.manifest).unwrap(),
             ChunkHash::Blake3,
             &self.budget,
         )

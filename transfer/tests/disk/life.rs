@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::Code;
+use stage_core::payload::Payload;
+use stage_transfer::source::files::Files;
 use stage_transfer::store::{Store, Watcher};
 use stage_transfer::target::{PublishError, discard_job, held_jobs, sweep};
 
@@ -227,8 +229,9 @@ fn a_source_keeps_digests_but_no_bytes_and_no_trace() {
     bench.put(&bench.bytes);
     let make = || {
         Store::source(
-            File::open(bench.file()).unwrap(),
-            &bench.manifest,
+            Arc::new(Files::new(vec![File::open(bench.file()).unwrap()])),
+            bench.manifest.clone(),
+            Payload::of(&bench.manifest).unwrap(),
             ChunkHash::Blake3,
             bench.job,
             &bench.state,

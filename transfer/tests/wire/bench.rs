@@ -3,17 +3,21 @@
 use std::fs;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use stage_core::assignment::{Final, IfExists, Peer, Place, SourceReport, StreamChoice, TargetSpec};
+use stage_core::assignment::{
+    Final, IfExists, Peer, Place, SourceReport, SourceSpec, StreamChoice, TargetSpec,
+};
 use stage_core::chunk::{CHUNK, ChunkIndex};
-use stage_core::digest::{ChunkHash, FileDigest, Md5Digest};
+use stage_core::digest::{ChunkHash, Expected, FileDigest, Md5Digest};
 use stage_core::failure::Failure;
 use stage_core::id::{Epoch, JobId, JobKey, NodeName, PlanVersion};
 use stage_core::manifest::Manifest;
+use stage_core::payload::{Expectation, Payload, SourcePath};
 use stage_core::plan::WindowLimits;
 use stage_core::units::{ByteCount, Rate};
 use stage_net::authority::Authority;
@@ -96,7 +100,7 @@ impl Bench {
             authority,
             job: JobId::from_random([5; 16]),
             key: JobKey([6; 32]),
-            manifest: look(&file).unwrap(),
+            manifest: look(&spec(&file)).unwrap(),
             md5: None,
             file,
             bytes,
@@ -112,8 +116,12 @@ impl Bench {
         for (at, bytes) in data {
             file.write_all_at(bytes, *at).unwrap();
         }
-        bench.manifest = look(&bench.file).unwrap();
+        bench.manifest = look(&spec(&bench.file)).unwrap();
         bench
+    }
+
+    pub(crate) fn payload(&self) -> Payload {
+        Payload::of(&self.manifest).unwrap()
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -171,11 +179,21 @@ impl Bench {
         let config = SourceConfig {
             job: self.job,
             key: self.key.clone(),
-            path: self.file.clone(),
-            manifest: self.manifest.clone(),
+            spec: SourceSpec {
+                limit: source_limit,
+                expect: self
+                    .md5
+                    .map(|md5| Expectation {
+                        path: Vec::new(),
+                        digest: Expected::Md5(md5),
+                    })
+                    .into_iter()
+                    .collect(),
+                ..spec(&self.file)
+            },
+            payload: self.payload(),
+            manifest: Some(self.manifest.clone()),
             hash: ChunkHash::Blake3,
-            expect_md5: self.md5,
-            source_limit,
             limit,
             state: node.state.clone(),
             children: children.iter().map(|child| name(child)).collect(),
@@ -207,7 +225,6 @@ impl Bench {
                 root: None,
                 dir: Vec::new(),
             },
-            name: b"genome.db".to_vec(),
             if_exists,
         };
         prepare(
@@ -215,7 +232,7 @@ impl Bench {
             &node.state,
             self.job,
             &spec,
-            &self.manifest,
+            &self.payload(),
             ChunkHash::Blake3,
             &node.budget,
         )
@@ -376,4 +393,16 @@ pub(crate) fn parents(events: &[HopEvent]) -> Vec<String> {
         _ => None,
     });
     moved.collect()
+}
+
+fn spec(file: &Path) -> SourceSpec {
+    SourceSpec {
+        paths: vec![SourcePath {
+            path: file.as_os_str().as_bytes().to_vec(),
+            name: b"genome.db".to_vec(),
+        }],
+        walk: Default::default(),
+        limit: None,
+        expect: Vec::new(),
+    }
 }
