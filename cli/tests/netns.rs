@@ -76,12 +76,8 @@ fn cluster<'l>(
     small_roots: &[(&str, ByteCount)],
 ) -> Cluster<'l> {
     let setup = Setup {
-        stage: Path::new(env!("CARGO_BIN_EXE_stage")),
-        topology,
-        security,
         small_roots,
-        slow_roots: &[],
-        logs: None,
+        ..Setup::new(Path::new(env!("CARGO_BIN_EXE_stage")), topology, security)
     };
     Cluster::up(lab, &setup).unwrap()
 }

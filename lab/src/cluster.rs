@@ -6,6 +6,7 @@
 mod push;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +23,7 @@ use stage_net::authority::{Authority, Files};
 
 pub use self::push::{Event, Pushed, Running};
 use crate::usage::{Sampler, Usage};
-use crate::{Lab, LabError, SlowDisk, Speed};
+use crate::{Group, Lab, LabError, SlowDisk, Speed};
 
 /// The name under which the coordinator's memory and processor time are kept; agents have their node's.
 pub const COORDINATOR: &str = "coordinator";
@@ -54,6 +55,23 @@ pub struct Setup<'a> {
     pub slow_roots: &'a [(&'a str, Speed)],
     /// Where the daemons' logs go; `None`: below the lab's directory, gone with it.
     pub logs: Option<&'a Path>,
+    /// All its programs run in this control group.
+    pub group: Option<&'a Group>,
+}
+
+impl<'a> Setup<'a> {
+    /// A plain cluster: each root is a directory in memory.
+    pub fn new(stage: &'a Path, topology: &'a str, security: Security) -> Self {
+        Self {
+            stage,
+            topology,
+            security,
+            small_roots: &[],
+            slow_roots: &[],
+            logs: None,
+            group: None,
+        }
+    }
 }
 
 /// What has gone through a node's interfaces, with headers.
@@ -69,6 +87,7 @@ pub struct LinkBytes {
 #[derive(Debug)]
 pub struct Cluster<'l> {
     lab: &'l Lab,
+    group: Option<&'l Group>,
     stage: PathBuf,
     security: Security,
     source: String,
@@ -88,7 +107,7 @@ impl<'l> Cluster<'l> {
     /// # Errors
     /// A program that cannot be started, or a node that does not come up: what the coordinator and the logs say of it
     /// is in the error.
-    pub fn up(lab: &'l Lab, setup: &Setup<'_>) -> Result<Self, LabError> {
+    pub fn up(lab: &'l Lab, setup: &Setup<'l>) -> Result<Self, LabError> {
         let nodes = lab.topology().nodes();
         let source = nodes
             .first()
@@ -102,6 +121,7 @@ impl<'l> Cluster<'l> {
 
         let mut cluster = Self {
             lab,
+            group: setup.group,
             stage: setup.stage.to_owned(),
             security: setup.security,
             source,
@@ -151,6 +171,13 @@ impl<'l> Cluster<'l> {
         Ok(())
     }
 
+    fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
+        match self.group {
+            Some(group) => group.command(self.lab, node, program),
+            None => self.lab.command(node, program),
+        }
+    }
+
     /// The node that pushes start from.
     pub fn source(&self) -> &str {
         &self.source
@@ -188,7 +215,7 @@ impl<'l> Cluster<'l> {
     /// The binary cannot be started.
     pub fn start_coordinator(&mut self) -> Result<(), LabError> {
         let listen = SocketAddr::new(self.lab.address(&self.source)?, 7700);
-        let mut command = self.lab.command(&self.source, &self.stage)?;
+        let mut command = self.command(&self.source, &self.stage)?;
         command
             .arg("coordinator")
             .args(["--listen", &listen.to_string(), "--topology"])
@@ -209,11 +236,11 @@ impl<'l> Cluster<'l> {
         let root = self.root(node);
         make_dir(&root)?;
         let mut command = match self.small_roots.get(node) {
-            None => self.lab.command(node, &self.stage)?,
+            None => self.command(node, &self.stage)?,
             Some(size) => {
                 // `ip netns exec` has made a mount namespace: what is mounted in it ends with the agent.
                 let script = r#"mount -t tmpfs -o size="$1" stage-lab "$2" && shift 2 && exec "$@""#;
-                let mut command = self.lab.command(node, "sh")?;
+                let mut command = self.command(node, "sh")?;
                 command
                     .args(["-c", script, "sh", &size.0.to_string()])
                     .arg(&root)
@@ -317,7 +344,7 @@ impl<'l> Cluster<'l> {
     /// # Errors
     /// The binary cannot be started.
     pub fn start_command(&self, words: &[&str]) -> Result<Running, LabError> {
-        let mut command = self.lab.command(&self.source, &self.stage)?;
+        let mut command = self.command(&self.source, &self.stage)?;
         self.identify(&mut command, "operator");
         command
             .args(words)

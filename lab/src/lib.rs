@@ -12,6 +12,7 @@
 //! would send broadcasts around it.
 
 pub mod cluster;
+mod group;
 mod layout;
 mod measure;
 mod names;
@@ -31,10 +32,12 @@ use stage_core::id::NodeName;
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
 
+pub use self::group::Group;
 pub use self::measure::{Carried, Counters, sha256sum};
 pub use self::need::{is_demanded, need_fuse, need_iperf, need_netns};
 pub use self::path::Segments;
 pub use self::slow::{SlowDisk, Speed};
+pub use self::tools::is_installed;
 pub use self::usage::Usage;
 
 /// Why a lab cannot be.
@@ -169,6 +172,9 @@ impl Lab {
         for space in spaces() {
             tools::ip(&["netns", "add", &space.name], "")?;
             lab.made.push(space.name.clone());
+            let node = layout.nodes.iter().find(|(_, own)| own.name == space.name);
+            let hosts = hosts(topology, node.map(|(node, _)| node));
+            names::set_hosts(&space.name, &hosts)?;
         }
         for long in &layout.paths {
             let carrier = path::Carrier::start(&lab.fabric, long.devices.clone(), long.path);
@@ -281,6 +287,19 @@ impl Drop for Lab {
 /// Removes what labs of dead processes left behind, and says what that was.
 pub fn sweep() -> Vec<String> {
     names::sweep()
+}
+
+/// Every node by its name, with its first address; on a node the machine's own name is the node.
+fn hosts(topology: &Topology, own: Option<&NodeName>) -> String {
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let mut text = "127.0.0.1 localhost\n".to_owned();
+    for node in topology.nodes() {
+        if let Some(address) = node.interfaces.first().and_then(|interface| interface.address) {
+            let also = if own == Some(&node.name) { &machine[..] } else { "" };
+            text.push_str(&format!("{address} {} {also}\n", node.name));
+        }
+    }
+    text
 }
 
 /// Kernel settings of a namespace: no run teaches the next; answers come from the interface that was asked; packets

@@ -5,6 +5,8 @@
 //!     stage-lab accept --stage target/release/stage
 
 mod accept;
+mod bench;
+mod compare;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -44,6 +46,10 @@ enum What {
     ///
     /// Needs iperf3 as well, and some 16 GiB of memory. Ends with 1 if a figure is not as asked.
     Accept(accept::Accept),
+    /// Measure stage beside the tools that it replaces, in the same labs, in turns.
+    ///
+    /// A tool that is not installed becomes a row that says so.
+    Compare(compare::Compare),
     /// Make a directory slow, until Ctrl-C or SIGTERM.
     ///
     /// What lies in it is seen through a FUSE file system that reads and writes at a set rate.
@@ -82,6 +88,7 @@ fn run(what: What) -> Result<ExitCode, String> {
                 .map_err(|why| why.to_string())?
                 .block_on(up(&file, on.as_deref(), &command))
         }
+        What::Compare(compare) => compare::run(&compare).map(|()| ExitCode::SUCCESS),
         What::Slowdisk {
             dir,
             write,

@@ -17,6 +17,9 @@ const COMMON: &str = "stage-lab-";
 /// Where `ip netns` keeps its names.
 const NETNS: &str = "/run/netns";
 
+/// Where `ip netns exec` finds files of a namespace's own.
+const NETNS_ETC: &str = "/etc/netns";
+
 /// Where nodes have their directories: memory, so that no disk is measured.
 const MEMORY: &str = "/dev/shm";
 
@@ -63,6 +66,9 @@ pub(crate) fn sweep() -> Vec<String> {
             swept.push(name);
         }
     }
+    for name in listed(NETNS_ETC).into_iter().filter(|name| is_left_behind(name)) {
+        drop(fs::remove_dir_all(PathBuf::from(NETNS_ETC).join(name)));
+    }
     for name in listed(MEMORY).into_iter().filter(|name| is_left_behind(name)) {
         unmount_below(&PathBuf::from(MEMORY).join(&name));
         if fs::remove_dir_all(PathBuf::from(MEMORY).join(&name)).is_ok() {
@@ -70,6 +76,21 @@ pub(crate) fn sweep() -> Vec<String> {
         }
     }
     swept
+}
+
+/// Gives a namespace its own names: `ip netns exec` lays these files over those of the machine. Nobody is asked about a
+/// name that is not there: whom the machine asks cannot be reached from here, and would be waited for.
+pub(crate) fn set_hosts(name: &str, hosts: &str) -> Result<(), LabError> {
+    let dir = Path::new(NETNS_ETC).join(name);
+    let write = || {
+        fs::create_dir_all(&dir)?;
+        fs::write(dir.join("hosts"), hosts)?;
+        fs::write(dir.join("resolv.conf"), "")
+    };
+    write().map_err(|source| LabError::Directory {
+        path: dir.clone(),
+        source,
+    })
 }
 
 /// Takes away slow disks whose process has died: nothing below them can be removed.
@@ -101,6 +122,8 @@ pub(crate) fn remove_namespace(name: &str) -> Result<(), LabError> {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
+    // Not every namespace has some.
+    drop(fs::remove_dir_all(Path::new(NETNS_ETC).join(name)));
     tools::ip(&["netns", "delete", name], "").map(drop)
 }
 

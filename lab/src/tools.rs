@@ -64,7 +64,7 @@ pub(crate) fn tc(words: &[&str], input: &str) -> Result<String, LabError> {
 }
 
 /// Whether a program of this name can be started.
-pub(crate) fn is_installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|paths| {
         // Administrators' tools are not in every PATH, but `Command` looks there alone.
         std::env::split_paths(&paths).any(|dir| dir.join(program).is_file())

@@ -7,6 +7,7 @@ use stage_lab::cluster::{Pushed, Security};
 use super::report::Row;
 use super::{Bench, PUSH, copies, in_words, one_switch, random_file, received, remove, right_copies};
 use super::{rounded, seconds, word};
+use crate::bench::Spread;
 
 const SIZE: ByteCount = ByteCount(1 << 30);
 
@@ -98,7 +99,7 @@ fn tell(bench: &mut Bench, name: &str, targets: usize, runs: &[Run]) {
             }))
             .collect::<Vec<_>>()
     );
-    let median = median(runs.iter().map(|run| run.slowdown));
+    let median = Spread::of(runs.iter().map(|run| run.slowdown)).map_or(f64::NAN, |spread| spread.median);
     bench.add(
         Row::new(
             format!("{name}: time to the last copy over size / iperf3's goodput"),
@@ -144,23 +145,4 @@ fn tell(bench: &mut Bench, name: &str, targets: usize, runs: &[Run]) {
         }),
         runs.iter().all(|run| run.right == targets && run.whole),
     ));
-}
-
-/// The middle one, of two the greater.
-fn median(figures: impl Iterator<Item = f64>) -> f64 {
-    let mut figures: Vec<f64> = figures.collect();
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_middle_is_found() {
-        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
-        assert_eq!(median([1.0, 2.0].into_iter()), 2.0);
-        assert!(median([].into_iter()).is_nan());
-    }
 }

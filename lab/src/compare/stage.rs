@@ -1,0 +1,63 @@
+//! stage's own turn: `stage push` on a cluster that stands.
+
+use std::path::Path;
+
+use stage_lab::LabError;
+use stage_lab::cluster::{Cluster, Security, Setup};
+
+use super::Turn;
+use super::field::Field;
+use crate::bench::{PUSH, copies, remove, right_copies, rounded, word};
+
+pub(super) fn turn(
+    field: &Field<'_>,
+    stage: &Path,
+    topology: &str,
+    security: Security,
+) -> Result<Turn, LabError> {
+    let setup = Setup {
+        group: Some(field.group),
+        ..Setup::new(stage, topology, security)
+    };
+    let cluster = Cluster::up(field.lab, &setup)?;
+    let mut pushed = None;
+    let seen = field.count(|| {
+        let to = field.targets.join(",");
+        pushed = Some(cluster.push(&[word(field.file), "--to", &to], PUSH)?);
+        Ok(())
+    })?;
+    let pushed = pushed.expect("it was counted");
+    let nodes = field.lab.topology().nodes().iter();
+    let anonymous = nodes
+        .map(|node| cluster.agent_usage(node.name.as_str()).rss_anon_peak.0)
+        .max();
+    let right = right_copies(&pushed, field.digest())?;
+    remove(&copies(&pushed));
+    let published = pushed.last_published();
+    let (Some(0), Some(published)) = (pushed.exit, published.filter(|_| right == field.targets.len())) else {
+        return Err(LabError::Tool {
+            command: "stage push".to_owned(),
+            message: format!(
+                "exit {:?}, {right} right copies: {} {}",
+                pushed.exit,
+                pushed.end(),
+                pushed.errors.trim()
+            ),
+        });
+    };
+    let to_the_last = rounded(published.as_secs_f64());
+    let cpu = rounded(seen.cpu.as_secs_f64());
+    Ok(Turn {
+        as_it_is: to_the_last,
+        verified: to_the_last,
+        done: Some(rounded(pushed.wall.as_secs_f64())),
+        cpu_as_it_is: cpu,
+        cpu_verified: cpu,
+        peak_rss: seen.peak_rss.0,
+        agent_rss_anon: anonymous,
+        source_sent: seen.sent.0,
+        forecast: pushed.end()["plan"]["predicted_seconds"].as_f64(),
+        finished: pushed.end().clone(),
+        ..Turn::default()
+    })
+}

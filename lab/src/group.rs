@@ -1,0 +1,216 @@
+//! A control group of a measurement's own: the processor time of all that ran in it, and the most memory that one of its
+//! processes had.
+//!
+//! Version 1 (`cpuacct`) or 2 (`cpu.stat`), whichever the machine has.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use stage_core::units::ByteCount;
+
+use crate::{Lab, LabError};
+
+/// How often memory is looked at: a shorter peak may be missed.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// How long killed processes may take to be gone.
+const GONE: Duration = Duration::from_secs(5);
+
+/// A control group. Dropping it kills what is still in it.
+#[derive(Debug)]
+pub struct Group {
+    dir: PathBuf,
+    is_second: bool,
+    peak: Arc<AtomicU64>,
+    stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Group {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// No control groups are mounted, or this is not root.
+    pub fn new() -> Result<Self, LabError> {
+        static GROUPS: AtomicU32 = AtomicU32::new(0);
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let (top, is_second) = find(&mounts).ok_or_else(|| LabError::Answer {
+            tool: "/proc/self/mounts",
+            wanted: "control groups (cpuacct, or version 2)".to_owned(),
+        })?;
+        let number = GROUPS.fetch_add(1, Ordering::Relaxed);
+        let dir = top.join(format!("stage-lab-{}-{number}", std::process::id()));
+        fs::create_dir(&dir).map_err(|source| LabError::Directory {
+            path: dir.clone(),
+            source,
+        })?;
+        let (peak, stopping) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (own, at, stop) = (Arc::clone(&peak), dir.clone(), Arc::clone(&stopping));
+        let thread = std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let most = processes(&at).into_iter().filter_map(resident).max();
+                own.fetch_max(most.unwrap_or(0), Ordering::Relaxed);
+                std::thread::park_timeout(PERIOD);
+            }
+        });
+        Ok(Self {
+            dir,
+            is_second,
+            peak,
+            stopping,
+            thread: Some(thread),
+        })
+    }
+
+    /// A command that runs a program on a node and in this group; the process that is started becomes the program itself.
+    ///
+    /// # Errors
+    /// An unknown node.
+    pub fn command(&self, lab: &Lab, node: &str, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
+        let namespace = lab.namespace(node)?;
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"echo $$ >"$1" && shift && exec "$@""#, "sh"])
+            .arg(self.dir.join("cgroup.procs"))
+            .args(["ip", "netns", "exec", namespace])
+            .arg(program);
+        Ok(command)
+    }
+
+    /// User and system time of all that ran in it so far.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn cpu(&self) -> Result<Duration, LabError> {
+        let path = self.dir.join(if self.is_second {
+            "cpu.stat"
+        } else {
+            "cpuacct.usage"
+        });
+        let text = fs::read_to_string(&path).map_err(|source| LabError::Directory {
+            path: path.clone(),
+            source,
+        })?;
+        parse_cpu(&text, self.is_second).ok_or_else(|| LabError::Answer {
+            tool: "the control group",
+            wanted: format!("processor time in {}", path.display()),
+        })
+    }
+
+    /// The most resident memory that one of its processes had at a time, shared pages too, since the last call.
+    pub fn take_peak(&self) -> ByteCount {
+        ByteCount(self.peak.swap(0, Ordering::Relaxed))
+    }
+
+    /// Kills what is in it, and waits until it is gone.
+    pub fn end_all(&self) {
+        let deadline = Instant::now() + GONE;
+        loop {
+            let left = processes(&self.dir);
+            if left.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            for pid in left {
+                if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+            // A child that its parent has not waited for yet is no more in the list.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.end_all();
+        self.stopping.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            drop(thread.join());
+        }
+        // A drop has nobody to tell; an empty group takes nothing.
+        drop(remove(&self.dir));
+    }
+}
+
+/// The kernel frees a group a moment after its last process.
+fn remove(dir: &Path) -> io::Result<()> {
+    let deadline = Instant::now() + GONE;
+    loop {
+        match fs::remove_dir(dir) {
+            Err(why) if why.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Where groups are made: the hierarchy of cpuacct if there is one, else version 2.
+fn find(mounts: &str) -> Option<(PathBuf, bool)> {
+    let of = |kind: &str, option: &str| {
+        let mut lines = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        lines.find_map(|words| match words[..] {
+            [_, at, is, options, ..] if is == kind => {
+                let has = option.is_empty() || options.split(',').any(|known| known == option);
+                has.then(|| PathBuf::from(at))
+            }
+            _ => None,
+        })
+    };
+    of("cgroup", "cpuacct")
+        .map(|at| (at, false))
+        .or_else(|| Some((of("cgroup2", "")?, true)))
+}
+
+fn processes(dir: &Path) -> Vec<u32> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn resident(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+fn parse_cpu(text: &str, is_second: bool) -> Option<Duration> {
+    if !is_second {
+        return text.trim().parse().ok().map(Duration::from_nanos);
+    }
+    let mut lines = text.lines();
+    let figure = lines.find_map(|line| line.strip_prefix("usage_usec "))?;
+    figure.parse().ok().map(Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_are_found_and_read() {
+        let mixed = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                     cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                     cgroup /sys/fs/cgroup/acct cgroup rw,cpu,cpuacct 0 0\n\
+                     cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(find(mixed), Some((PathBuf::from("/sys/fs/cgroup/acct"), false)));
+        let second = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n";
+        assert_eq!(find(second), Some((PathBuf::from("/sys/fs/cgroup"), true)));
+        assert_eq!(find(""), None);
+        assert_eq!(parse_cpu("1500000\n", false), Some(Duration::from_micros(1500)));
+        assert_eq!(
+            parse_cpu("usage_usec 7\nuser_usec 3\n", true),
+            Some(Duration::from_micros(7))
+        );
+        assert_eq!(parse_cpu("nr_periods 7\n", true), None);
+    }
+}
