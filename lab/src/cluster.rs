@@ -22,6 +22,7 @@ use stage_net::Role;
 use stage_net::authority::{Authority, Files};
 
 pub use self::push::{Event, Pushed, Running};
+use crate::group::Door;
 use crate::usage::{Sampler, Usage};
 use crate::{Group, Lab, LabError, SlowDisk, Speed};
 
@@ -87,7 +88,7 @@ pub struct LinkBytes {
 #[derive(Debug)]
 pub struct Cluster<'l> {
     lab: &'l Lab,
-    group: Option<&'l Group>,
+    group: Option<Door>,
     stage: PathBuf,
     security: Security,
     source: String,
@@ -107,7 +108,7 @@ impl<'l> Cluster<'l> {
     /// # Errors
     /// A program that cannot be started, or a node that does not come up: what the coordinator and the logs say of it
     /// is in the error.
-    pub fn up(lab: &'l Lab, setup: &Setup<'l>) -> Result<Self, LabError> {
+    pub fn up(lab: &'l Lab, setup: &Setup<'_>) -> Result<Self, LabError> {
         let nodes = lab.topology().nodes();
         let source = nodes
             .first()
@@ -121,7 +122,7 @@ impl<'l> Cluster<'l> {
 
         let mut cluster = Self {
             lab,
-            group: setup.group,
+            group: setup.group.map(Group::door),
             stage: setup.stage.to_owned(),
             security: setup.security,
             source,
@@ -172,7 +173,7 @@ impl<'l> Cluster<'l> {
     }
 
     fn command(&self, node: &str, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
-        match self.group {
+        match &self.group {
             Some(group) => group.command(self.lab, node, program),
             None => self.lab.command(node, program),
         }

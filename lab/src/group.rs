@@ -75,14 +75,12 @@ impl Group {
     /// # Errors
     /// An unknown node.
     pub fn command(&self, lab: &Lab, node: &str, program: impl AsRef<OsStr>) -> Result<Command, LabError> {
-        let namespace = lab.namespace(node)?;
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", r#"echo $$ >"$1" && shift && exec "$@""#, "sh"])
-            .arg(self.dir.join("cgroup.procs"))
-            .args(["ip", "netns", "exec", namespace])
-            .arg(program);
-        Ok(command)
+        self.door().command(lab, node, program)
+    }
+
+    /// What is needed to start programs in it.
+    pub(crate) fn door(&self) -> Door {
+        Door(self.dir.join("cgroup.procs"))
     }
 
     /// User and system time of all that ran in it so far.
@@ -126,6 +124,28 @@ impl Group {
             // A child that its parent has not waited for yet is no more in the list.
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// The file through which a process goes into a group.
+#[derive(Debug, Clone)]
+pub(crate) struct Door(PathBuf);
+
+impl Door {
+    pub(crate) fn command(
+        &self,
+        lab: &Lab,
+        node: &str,
+        program: impl AsRef<OsStr>,
+    ) -> Result<Command, LabError> {
+        let namespace = lab.namespace(node)?;
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"echo $$ >"$1" && shift && exec "$@""#, "sh"])
+            .arg(&self.0)
+            .args(["ip", "netns", "exec", namespace])
+            .arg(program);
+        Ok(command)
     }
 }
 
