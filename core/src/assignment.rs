@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::{ChunkHash, FileDigest, RootDigest};
 use crate::id::{Epoch, JobId, JobKey, NodeName, PlanVersion, RootName};
 use crate::payload::{Expectation, Payload, SourcePath, Walk};
-use crate::units::Rate;
+use crate::units::{ByteCount, Rate};
 
 /// One order of the coordinator to one node about one job.
 #[derive(Debug, Clone, PartialEq)]
@@ -168,6 +168,8 @@ pub struct Final {
     pub root: RootDigest,
     /// Chunks in the payload.
     pub chunks: u32,
+    /// Bytes of data in it: of a stream nobody knows them before.
+    pub data: ByteCount,
 }
 
 /// A node's answer to [`Order::PrepareSource`] or [`Order::PrepareTarget`].

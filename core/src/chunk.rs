@@ -38,8 +38,11 @@ pub struct Layout {
     data: ByteCount,
 }
 
-/// The largest payload: 2^31 chunks, 2 PiB. Head and data together are then below 2^32 chunks.
+/// No payload is this large: 2^31 chunks, 2 PiB. Head and data together are then below 2^32 chunks.
 pub const MAX_PAYLOAD: ByteCount = ByteCount((1 << 31) * CHUNK);
+
+/// In place of the size of what comes through a pipe, which ends when it ends. No payload is so large.
+pub const UNKNOWN: ByteCount = MAX_PAYLOAD;
 
 /// Where a chunk's bytes belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +62,20 @@ impl Layout {
     /// The layout of a payload with a head, or `None` if either is over [`MAX_PAYLOAD`].
     pub fn with_head(head: ByteCount, data: ByteCount) -> Option<Self> {
         (head <= MAX_PAYLOAD && data <= MAX_PAYLOAD).then_some(Self { head, data })
+    }
+
+    /// The layout of a stream: how much data comes is known when all has come. Until then every chunk is a whole one,
+    /// and none is the last.
+    pub fn open() -> Self {
+        Self {
+            head: ByteCount(0),
+            data: UNKNOWN,
+        }
+    }
+
+    /// Whether its end is not known yet.
+    pub fn is_open(&self) -> bool {
+        self.data == UNKNOWN
     }
 
     /// Bytes of data.
@@ -127,9 +144,10 @@ fn count_of(bytes: ByteCount) -> u32 {
     u32::try_from(bytes.0.div_ceil(CHUNK)).expect("bytes were checked against MAX_PAYLOAD")
 }
 
-/// A set of chunks of one payload, one bit each (128 KiB for a payload of 1 TiB).
-#[derive(Clone, PartialEq, Eq)]
+/// A set of chunks of one payload, one bit each up to the highest member (128 KiB for a payload of 1 TiB).
+#[derive(Clone)]
 pub struct ChunkSet {
+    /// Absent ones are empty.
     words: Vec<u64>,
     /// Chunks in the payload: no index at or past it is ever a member.
     limit: u32,
@@ -140,7 +158,7 @@ impl ChunkSet {
     /// The empty set for a payload of `count` chunks.
     pub fn empty(count: u32) -> Self {
         Self {
-            words: vec![0; (count as usize).div_ceil(64)],
+            words: Vec::new(),
             limit: count,
             len: 0,
         }
@@ -173,9 +191,32 @@ impl ChunkSet {
         self.len == self.limit
     }
 
+    /// How many chunks the payload has, now that this is known; members past its end are dropped.
+    pub fn set_limit(&mut self, count: u32) {
+        if count < self.limit {
+            self.words.truncate((count as usize).div_ceil(64));
+            if let Some(last) = self.words.get_mut((count / 64) as usize) {
+                *last &= (1 << (count % 64)) - 1;
+            }
+            self.len = self.words.iter().map(|word| word.count_ones()).sum();
+        }
+        self.limit = count;
+    }
+
     /// Whether the chunk is in the set.
     pub fn contains(&self, index: ChunkIndex) -> bool {
-        index.0 < self.limit && self.words[(index.0 / 64) as usize] >> (index.0 % 64) & 1 == 1
+        self.words
+            .get((index.0 / 64) as usize)
+            .is_some_and(|word| word >> (index.0 % 64) & 1 == 1)
+    }
+
+    /// The word that holds this chunk's bit, made if it is the first one so high.
+    fn word(&mut self, index: u32) -> &mut u64 {
+        let at = (index / 64) as usize;
+        if self.words.len() <= at {
+            self.words.resize(at + 1, 0);
+        }
+        &mut self.words[at]
     }
 
     /// Puts a chunk in; `false` if it was in already or is past the payload's end.
@@ -183,7 +224,7 @@ impl ChunkSet {
         if index.0 >= self.limit || self.contains(index) {
             return false;
         }
-        self.words[(index.0 / 64) as usize] |= 1 << (index.0 % 64);
+        *self.word(index.0) |= 1 << (index.0 % 64);
         self.len += 1;
         true
     }
@@ -203,7 +244,6 @@ impl ChunkSet {
         let end = run.end.min(self.limit);
         let mut at = run.start;
         while at < end {
-            let word = (at / 64) as usize;
             let bit = at % 64;
             let take = (64 - bit).min(end - at);
             let mask = if take == 64 {
@@ -211,19 +251,18 @@ impl ChunkSet {
             } else {
                 ((1 << take) - 1) << bit
             };
-            self.len += (mask & !self.words[word]).count_ones();
-            self.words[word] |= mask;
+            let word = self.word(at);
+            let new = (mask & !*word).count_ones();
+            *word |= mask;
+            self.len += new;
             at += take;
         }
     }
 
     /// The lowest member at or after `from`.
     pub fn first_from(&self, from: ChunkIndex) -> Option<ChunkIndex> {
-        if from.0 >= self.limit {
-            return None;
-        }
         let mut word = (from.0 / 64) as usize;
-        let mut bits = self.words[word] & (u64::MAX << (from.0 % 64));
+        let mut bits = self.words.get(word)? & (u64::MAX << (from.0 % 64));
         loop {
             if bits != 0 {
                 return Some(ChunkIndex(word as u32 * 64 + bits.trailing_zeros()));
@@ -279,14 +318,38 @@ impl ChunkSet {
 
     /// Keeps only what is in `other` too. Both must be sets of one payload.
     pub fn intersect(&mut self, other: &Self) {
-        assert_eq!(self.limit, other.limit, "sets of one payload");
+        self.words.truncate(other.words.len());
         self.len = 0;
         for (word, theirs) in self.words.iter_mut().zip(&other.words) {
             *word &= theirs;
             self.len += word.count_ones();
         }
     }
+
+    /// Keeps only what is not in `other`. Both must be sets of one payload.
+    pub fn subtract(&mut self, other: &Self) {
+        for (word, theirs) in self.words.iter_mut().zip(&other.words) {
+            self.len -= (*word & theirs).count_ones();
+            *word &= !theirs;
+        }
+    }
 }
+
+impl PartialEq for ChunkSet {
+    fn eq(&self, other: &Self) -> bool {
+        let (short, long) = if self.words.len() < other.words.len() {
+            (&self.words, &other.words)
+        } else {
+            (&other.words, &self.words)
+        };
+        self.limit == other.limit
+            && self.len == other.len
+            && long.starts_with(short)
+            && long[short.len()..].iter().all(|word| *word == 0)
+    }
+}
+
+impl Eq for ChunkSet {}
 
 impl fmt::Debug for ChunkSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -324,6 +387,20 @@ mod tests {
         assert!(Layout::new(ByteCount(MAX_PAYLOAD.0 + 1)).is_none());
     }
 
+    #[test]
+    fn a_streams_set_is_as_small_as_what_has_come() {
+        let layout = Layout::open();
+        assert!(layout.is_open() && layout.contains(ChunkIndex(1 << 30)));
+        assert_eq!(layout.len(ChunkIndex(77)) as u64, CHUNK);
+        let mut set = ChunkSet::empty(layout.count());
+        set.insert_run(0..1000);
+        assert!(set.words.len() <= 16 && !set.is_full());
+        set.set_limit(1000);
+        assert!(set.is_full());
+        set.set_limit(999);
+        assert!(set.is_full() && !set.contains(ChunkIndex(999)));
+    }
+
     proptest! {
         /// Whatever is put in and taken out, the set says what a plain set of numbers says.
         #[test]
@@ -345,6 +422,14 @@ mod tests {
             let mut both = set.complement();
             both.intersect(&set);
             prop_assert!(both.is_empty());
+            let mut rest = ChunkSet::full(count);
+            rest.subtract(&set);
+            prop_assert_eq!(&rest, &set.complement());
+            prop_assert_eq!(rest.len(), count - set.len());
+            let mut shorter = set.clone();
+            shorter.set_limit(count / 2);
+            let half = set.iter().filter(|i| i.0 < count / 2).map(|i| i.0..i.0 + 1);
+            prop_assert_eq!(&shorter, &ChunkSet::from_runs(count / 2, half));
             prop_assert_eq!(set.is_full(), model.len() as u32 == count);
         }
     }

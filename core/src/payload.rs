@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::chunk::Layout;
+use crate::chunk::{Layout, UNKNOWN};
 use crate::digest::{Expected, ManifestDigest};
 use crate::manifest::{Entry, Kind, Manifest, ManifestError, digest_of};
 use crate::units::ByteCount;
@@ -13,6 +13,8 @@ use crate::units::ByteCount;
 pub const INLINE_MANIFEST: usize = 4 << 10;
 /// What file systems usually give space in.
 const FS_BLOCK: u64 = 4 << 10;
+/// What a stream is planned as: long enough that its start does not matter.
+const STREAM_GUESS: ByteCount = ByteCount(64 << 30);
 /// A payload has at most so many units, so that their names fit into a message.
 pub const MAX_UNITS: usize = 256;
 
@@ -133,6 +135,20 @@ impl Payload {
         })
     }
 
+    /// What comes through a pipe: a file of this name, whose size is [`UNKNOWN`] until FINAL tells it.
+    ///
+    /// # Errors
+    /// The name is none of a file.
+    pub fn stream(name: &[u8], mode: u32, mtime: (i64, u32)) -> Result<Self, ManifestError> {
+        let encoded = Manifest::single_file(name, UNKNOWN, mode, mtime).encode();
+        Self::of(&Manifest::decode(&encoded)?)
+    }
+
+    /// Whether its size is told by FINAL only.
+    pub fn is_stream(&self) -> bool {
+        self.data == UNKNOWN
+    }
+
     /// The manifest, from its bytes, if they are the ones that this speaks of.
     ///
     /// # Errors
@@ -173,6 +189,15 @@ impl Payload {
     /// Bytes that travel.
     pub fn travels(&self) -> ByteCount {
         ByteCount(self.head().0 + self.data.0)
+    }
+
+    /// How many bytes a plan is made for.
+    pub fn planned(&self) -> ByteCount {
+        if self.is_stream() {
+            STREAM_GUESS
+        } else {
+            self.travels()
+        }
     }
 
     /// Whether two units have one name, which no directory can hold.
@@ -265,6 +290,15 @@ mod tests {
         };
         assert!(other.decode(&manifest.encode()).is_err());
         assert!(payload.decode(b"something else").is_err());
+    }
+
+    #[test]
+    fn a_stream_has_no_size_yet() {
+        let payload = Payload::stream(b"refdb.tar", 0o100_644, (7, 0)).unwrap();
+        assert!(payload.is_stream() && payload.layout().unwrap().is_open());
+        assert_eq!(payload.inline().unwrap().unwrap().entries[0].mode, 0o644);
+        assert!(Payload::stream(b"a/b", 0o644, (0, 0)).is_err());
+        assert!(Payload::stream(b"..", 0o644, (0, 0)).is_err());
     }
 
     #[test]

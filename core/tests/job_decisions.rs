@@ -153,6 +153,7 @@ impl Push {
             SourceReport::Final(Final {
                 root: RootDigest([7; 32]),
                 chunks: CHUNKS,
+                data: Default::default(),
             }),
         ));
         self.apply(Event::Source(node(0), SourceReport::Sha256(FileDigest([9; 32]))));
@@ -309,6 +310,7 @@ fn after_final_holders_go_on_without_the_source() {
         SourceReport::Final(Final {
             root: RootDigest([7; 32]),
             chunks: CHUNKS,
+            data: Default::default(),
         }),
     ));
     push.apply(Event::Outcome(node(1), Outcome::Failed(failure(Code::Io))));

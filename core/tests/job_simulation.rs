@@ -58,6 +58,7 @@ fn final_of() -> Final {
     Final {
         root: RootDigest([7; 32]),
         chunks: CHUNKS,
+        data: Default::default(),
     }
 }
 

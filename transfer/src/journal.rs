@@ -18,7 +18,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, statx};
 use serde::{Deserialize, Serialize};
-use stage_core::chunk::{ChunkIndex, ChunkSet};
+use stage_core::chunk::{ChunkIndex, ChunkSet, Layout};
 use stage_core::digest::{ChunkDigest, ChunkHash, ManifestDigest};
 use stage_core::failure::Failure;
 use stage_core::id::JobId;
@@ -265,6 +265,10 @@ impl Table {
 
     /// Brings the file to its exact size, with its blocks reserved where the file system can.
     fn size_up(&self) -> io::Result<()> {
+        if self.is_open() {
+            // It grows with what comes.
+            return Ok(());
+        }
         let size = HEAD + u64::from(self.count) * SLOT as u64;
         if self.file.metadata()?.len() != size {
             self.file.set_len(size)?;
@@ -273,6 +277,11 @@ impl Table {
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Of a stream, whose end is not known.
+    fn is_open(&self) -> bool {
+        self.count == Layout::open().count()
     }
 
     fn fail(&self, error: &io::Error, doing: &str) -> Failure {
@@ -365,7 +374,16 @@ impl Table {
     /// The chunks whose slots are whole.
     pub(crate) fn claimed(&self) -> Result<ChunkSet, Failure> {
         let mut set = ChunkSet::empty(self.count);
-        self.each(0..self.count, |index, digest| {
+        let end = if self.is_open() {
+            let len = self
+                .file
+                .metadata()
+                .map_err(|e| self.fail(&e, "looking at the chunk table"))?;
+            u32::try_from(len.len().saturating_sub(HEAD) / SLOT as u64).unwrap_or(self.count)
+        } else {
+            self.count
+        };
+        self.each(0..end, |index, digest| {
             if digest.is_some() {
                 set.insert(index);
             }

@@ -15,6 +15,7 @@
 //! | [`root`] | the directories that may be written in, and no way out of them |
 //! | [`target`] | a target's life on disk: prepare, partial, publish, discard |
 //! | [`source`] | a source's life: look, read once in order, declare FINAL, SHA-256 beside it |
+//! | [`pipe`] | a source that comes through a pipe, spooled while it is sent |
 //! | [`plane`] | the data listener, and the jobs that it serves |
 //! | [`inbound`] | receiving: one parent at a time, fallbacks, streams |
 //! | `sparse` | where a file has data, and whether the rest reads as zeros |
@@ -35,6 +36,7 @@ pub mod inbound;
 mod journal;
 pub mod outbound;
 pub mod pace;
+pub mod pipe;
 pub mod plane;
 pub mod root;
 pub mod source;

@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use stage_core::assignment::{SourceReport, SourceSpec};
-use stage_core::chunk::{Layout, MAX_PAYLOAD};
+use stage_core::chunk::MAX_PAYLOAD;
 use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::{JobId, JobKey, NodeName};
@@ -90,7 +90,7 @@ pub fn look(spec: &SourceSpec) -> Result<Manifest, Failure> {
     let nanos = u32::try_from(meta.mtime_nsec()).unwrap_or(0);
     let (size, mtime) = (ByteCount(meta.len()), (meta.mtime(), nanos));
     let manifest = Manifest::single_sparse_file(&only.name, size, runs, meta.mode(), mtime);
-    if Layout::new(manifest.payload_size()).is_none() {
+    if manifest.payload_size() >= MAX_PAYLOAD {
         return Err(Failure::new(
             Code::SourceKind,
             format!("the source is larger than {MAX_PAYLOAD}"),

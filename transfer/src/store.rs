@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use stage_core::chunk::{BLOCK, ChunkIndex, ChunkSet, Layout, Part};
@@ -48,7 +48,7 @@ pub struct DiskCounters {
 
 /// One job's chunks on this node.
 pub struct Store {
-    layout: Layout,
+    cut: RwLock<Cut>,
     hash: ChunkHash,
     payload: Payload,
     /// Known once the head is here, and what it speaks of is laid out.
@@ -72,6 +72,15 @@ pub(crate) enum Bytes {
     Target(Box<Copy>),
 }
 
+/// How the payload is cut, as far as that is known.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    layout: Layout,
+    /// Of a stream whose end is not known: a chunk that came and is shorter than others, and its length. It can only be
+    /// the last one.
+    tail: Option<(ChunkIndex, u32)>,
+}
+
 struct State {
     have: ChunkSet,
     claimed: ChunkSet,
@@ -87,6 +96,8 @@ pub(crate) struct Parts {
     pub(crate) table: Table,
     pub(crate) bytes: Bytes,
     pub(crate) have: ChunkSet,
+    /// Of a stream, the shorter chunk among them.
+    pub(crate) tail: Option<(ChunkIndex, u32)>,
     pub(crate) budget: Arc<Budget>,
 }
 
@@ -129,6 +140,7 @@ impl Store {
             table,
             bytes: Bytes::Source(files),
             have: ChunkSet::empty(layout.count()),
+            tail: None,
             budget: budget.clone(),
         })
     }
@@ -136,8 +148,9 @@ impl Store {
     pub(crate) fn assemble(parts: Parts) -> Result<Arc<Self>, Failure> {
         static OWNERS: AtomicU64 = AtomicU64::new(0);
         let layout = layout_of(&parts.payload)?;
+        let tail = parts.tail;
         Ok(Arc::new(Self {
-            layout,
+            cut: RwLock::new(Cut { layout, tail }),
             hash: parts.hash,
             payload: parts.payload,
             map: parts.map.map_or_else(OnceLock::new, OnceLock::from),
@@ -188,9 +201,86 @@ impl Store {
         }
     }
 
-    /// How the payload is cut.
+    fn cut(&self) -> Cut {
+        *self.cut.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How the payload is cut. That of a stream is open until [`Store::close`].
     pub fn layout(&self) -> Layout {
-        self.layout
+        self.cut().layout
+    }
+
+    /// Whether its size was not known from the beginning.
+    pub fn is_stream(&self) -> bool {
+        self.payload.is_stream()
+    }
+
+    /// Bytes in a chunk: as the layout says, and of an open stream what came of it.
+    pub fn len(&self, index: ChunkIndex) -> usize {
+        let cut = self.cut();
+        match cut.tail {
+            Some((tail, len)) if cut.layout.is_open() && tail == index => len as usize,
+            _ => cut.layout.len(index),
+        }
+    }
+
+    /// Whether a chunk that a parent sends can be of this length. The first one of an open stream that is shorter than
+    /// others is taken for its last: FINAL will say whether it was.
+    pub(crate) fn admits(&self, index: ChunkIndex, len: usize) -> bool {
+        let cut = self.cut();
+        if !cut.layout.is_open() || len == cut.layout.len(index) {
+            return self.len(index) == len;
+        }
+        let mut cut = self.cut.write().unwrap_or_else(PoisonError::into_inner);
+        let new = (index, len as u32);
+        cut.layout.is_open() && *cut.tail.get_or_insert(new) == new
+    }
+
+    /// The end of a stream is known: it has so many bytes. What is here and cannot be of it is here no more. Again, or for
+    /// what is no stream, it does nothing.
+    ///
+    /// # Errors
+    /// The chunk table cannot be written; or so many bytes can be no payload.
+    pub fn close(&self, data: ByteCount) -> Result<(), Failure> {
+        let closed = Layout::new(data)
+            .filter(|layout| !layout.is_open())
+            .ok_or_else(|| {
+                Failure::new(
+                    Code::Internal,
+                    format!("a stream cannot have {data}"),
+                    "report this as a bug of stage",
+                )
+            })?;
+        let mut wrong = ChunkSet::empty(Layout::open().count());
+        {
+            let mut cut = self.cut.write().unwrap_or_else(PoisonError::into_inner);
+            if !cut.layout.is_open() {
+                return Ok(());
+            }
+            let have = self.have();
+            let last = closed.count().checked_sub(1).map(ChunkIndex);
+            for index in last.into_iter().chain(cut.tail.map(|(tail, _)| tail)) {
+                let here = match cut.tail {
+                    Some((tail, len)) if tail == index => len as usize,
+                    _ => cut.layout.len(index),
+                };
+                if have.contains(index) && here != closed.len(index) {
+                    wrong.insert(index);
+                }
+            }
+            let past = ChunkIndex(closed.count());
+            let mut next = have.first_from(past);
+            while let Some(index) = next {
+                wrong.insert(index);
+                next = have.first_from(ChunkIndex(index.0 + 1));
+            }
+            cut.layout = closed;
+        }
+        let disowned = self.disown(&wrong);
+        let mut state = self.state();
+        state.have.set_limit(closed.count());
+        state.claimed.set_limit(closed.count());
+        disowned
     }
 
     /// Which function digests its chunks.
@@ -247,7 +337,7 @@ impl Store {
     /// # Errors
     /// One is not here, or the chunk table was damaged under us.
     pub fn digests(&self, run: Range<u32>) -> Result<Vec<ChunkDigest>, Failure> {
-        let mut digests = Vec::with_capacity(run.len().min(self.layout.count() as usize));
+        let mut digests = Vec::with_capacity(run.len().min(self.layout().count() as usize));
         self.each_digest(run, |digest| digests.push(digest))?;
         Ok(digests)
     }
@@ -260,7 +350,7 @@ impl Store {
                 "push again; if it comes back, look at the disk of the agent's state directory",
             )
         };
-        if run.end > self.layout.count() {
+        if run.end > self.layout().count() {
             return Err(missing(run.end - 1));
         }
         {
@@ -283,7 +373,7 @@ impl Store {
     /// As [`Store::digests`].
     pub fn root(&self) -> Result<RootDigest, Failure> {
         let mut root = RootHasher::new(self.payload.manifest);
-        self.each_digest(0..self.layout.count(), |digest| root.push(digest))?;
+        self.each_digest(0..self.layout().count(), |digest| root.push(digest))?;
         Ok(root.finish())
     }
 
@@ -301,7 +391,7 @@ impl Store {
         let read = self.read_raw(index, at, buf);
         if read.is_err() && self.target().is_some() {
             tracing::warn!(%index, "a kept chunk cannot be read back; it will be fetched again");
-            let mut lost = ChunkSet::empty(self.layout.count());
+            let mut lost = ChunkSet::empty(self.layout().count());
             lost.insert(index);
             self.disown(&lost)?;
         }
@@ -309,10 +399,7 @@ impl Store {
     }
 
     fn check_range(&self, index: ChunkIndex, at: usize, len: usize) -> Result<(), Failure> {
-        if at
-            .checked_add(len)
-            .is_some_and(|end| end <= self.layout.len(index))
-        {
+        if at.checked_add(len).is_some_and(|end| end <= self.len(index)) {
             return Ok(());
         }
         Err(Failure::new(
@@ -323,7 +410,7 @@ impl Store {
     }
 
     fn read_raw(&self, index: ChunkIndex, at: usize, buf: &mut [u8]) -> Result<(), Failure> {
-        let place = match self.layout.part(index) {
+        let place = match self.layout().part(index) {
             Part::Head(place) => return self.head.read(place + at as u64, buf),
             Part::Data(place) => place + at as u64,
         };
@@ -391,7 +478,7 @@ impl Store {
                 "report this as a bug of stage",
             ));
         };
-        let place = match self.layout.part(index) {
+        let place = match self.layout().part(index) {
             Part::Head(place) => return self.head.write(place + at as u64, bytes),
             Part::Data(place) => place + at as u64,
         };

@@ -23,11 +23,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use stage_core::assignment::{IfExists, TargetSpec};
-use stage_core::chunk::{ChunkSet, Layout, Part};
+use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet, Layout, Part};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::JobId;
 use stage_core::payload::{Payload, UnitKind};
+use stage_core::units::ByteCount;
 
 use crate::budget::Budget;
 use crate::journal::{self, FileState, Lies, Phase, Record, Table};
@@ -156,6 +157,11 @@ impl Preparing<'_> {
                     {
                         self.with_old_only(old)?
                     }
+                    // A stream's chunks are told by nobody before they come.
+                    (IfExists::Replace, _) if self.payload.is_stream() => self.with_partial(None)?,
+                    _ if self.payload.is_stream() => {
+                        return Err(site.exists("and cannot be compared with what comes through a pipe"));
+                    }
                     (IfExists::Replace, old) => self.with_partial(old.ok())?,
                     _ if !same_size => return Err(site.exists("with another size")),
                     (_, Ok(old)) if self.has_our_holes(&old.file) => {
@@ -229,8 +235,12 @@ impl Preparing<'_> {
         old: Option<Old>,
         partial: Option<Partial>,
     ) -> Result<Target, Failure> {
+        let tail = partial
+            .as_ref()
+            .and_then(|partial| self.tail(&have, &partial.file));
         let copy = Copy::new(self.site.clone(), self.rule, old, partial);
         let store = Store::assemble(Parts {
+            tail,
             map: Some(self.map.clone()),
             head: Head::open(self.state, self.job, self.payload)?,
             payload: self.payload.clone(),
@@ -247,6 +257,14 @@ impl Preparing<'_> {
             job: self.job,
             published: Mutex::new(None),
         })
+    }
+
+    /// Of a stream, the chunk here that is shorter than the others: where the partial ends.
+    fn tail(&self, have: &ChunkSet, partial: &File) -> Option<(ChunkIndex, u32)> {
+        let len = partial.metadata().ok()?.len();
+        let index = ChunkIndex(u32::try_from(len / CHUNK).ok()?);
+        let short = u32::try_from(len % CHUNK).ok()?;
+        (self.layout.is_open() && short > 0 && have.contains(index)).then_some((index, short))
     }
 
     /// The target of a run that had published, or had begun to: what lies under the final name decides.
@@ -274,7 +292,10 @@ impl Preparing<'_> {
             return Ok(None);
         }
         let table = self.open_table()?;
-        let have = table.claimed()?;
+        let mut have = table.claimed()?;
+        if let (true, Some(layout)) = (self.layout.is_open(), Layout::new(ByteCount(old.state.size))) {
+            have.set_limit(layout.count());
+        }
         if !have.is_full() {
             // Some digests were lost with the power: the file is compared as any other.
             return Ok(None);
@@ -283,7 +304,9 @@ impl Preparing<'_> {
         if self.site.partial_inode().is_some_and(|(_, ino)| ino == inode) {
             self.site.remove_partial()?;
         }
+        let size = ByteCount(old.state.size);
         let target = self.target(table, have, None, Some(Partial::whole(old.file)))?;
+        target.store.close(size)?;
         target.finish(target.copy()).map_err(|error| match error {
             PublishError::Unfit(failure) | PublishError::Failed(failure) => failure,
             PublishError::RootDiffers => unreachable!("finishing compares no root"),
@@ -326,7 +349,7 @@ impl Preparing<'_> {
                         && !record.doubt
                         && record.lies == Lies::Partial
                         && record.file.same_file(&found)
-                        && found.size == size_of(self.map.entry(0)).0
+                        && (found.size == size_of(self.map.entry(0)).0 || self.layout.is_open())
                         && !table.is_outlived_by(&found)
                 });
                 let have = if believed {

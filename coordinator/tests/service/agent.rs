@@ -193,6 +193,7 @@ pub(crate) fn fin() -> v1::Final {
     v1::Final {
         root: vec![7; 32],
         chunks: 3,
+        data_bytes: 0,
     }
 }
 

@@ -261,12 +261,13 @@ impl Job {
             && *node != self.spec.source
     }
 
+    /// How many chunks the payload has; of a stream, once FINAL tells.
     pub(super) fn layout_count(&self) -> Option<u32> {
-        self.record
-            .payload
-            .as_ref()?
-            .layout()
-            .map(|layout| layout.count())
+        let payload = self.record.payload.as_ref()?;
+        if payload.is_stream() {
+            return self.record.fin.as_ref().map(|fin| fin.chunks);
+        }
+        payload.layout().map(|layout| layout.count())
     }
 
     pub(super) fn source_path(&self) -> String {

@@ -181,7 +181,7 @@ impl Job {
                 .filter(|(_, target)| target.state == TargetState::Ready)
                 .map(|(node, _)| node.clone())
                 .collect(),
-            size: self.record.payload.as_ref()?.travels(),
+            size: self.record.payload.as_ref()?.planned(),
             shape: self.spec.shape,
             streams: self.spec.streams,
             limit: self.spec.limit,

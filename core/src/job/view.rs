@@ -183,12 +183,8 @@ impl Job {
             phase: record.phase,
             name: self.spec.name(),
             source: self.spec.source.clone(),
-            size: record
-                .payload
-                .as_ref()
-                .map(|payload| payload.size)
-                .unwrap_or_default(),
-            payload: record.payload.as_ref().map(Payload::travels).unwrap_or_default(),
+            size: self.bytes_of(|payload| payload.size),
+            payload: self.bytes_of(Payload::travels),
             plan: None,
             nodes: Vec::new(),
             submitted_unix_ms: record.submitted_unix_ms,
@@ -217,17 +213,23 @@ impl Job {
         }
     }
 
+    /// Bytes of the payload, as far as they are known: of a stream none before FINAL.
+    fn bytes_of(&self, of: impl Fn(&Payload) -> ByteCount) -> ByteCount {
+        match (&self.record.payload, &self.record.fin) {
+            (Some(payload), Some(fin)) if payload.is_stream() => fin.data,
+            (Some(payload), None) if payload.is_stream() => ByteCount(0),
+            (Some(payload), _) => of(payload),
+            (None, _) => ByteCount(0),
+        }
+    }
+
     fn node_view(&self, at: usize, now: Now) -> NodeView {
         let target = &self.targets[at];
         let live = &self.live[at];
         let node = &self.spec.targets[at];
         let hop = self.hop(node);
         let copied = target.copied.unwrap_or_default();
-        let size = self
-            .record
-            .payload
-            .as_ref()
-            .map_or(0, |payload| payload.travels().0);
+        let size = self.bytes_of(Payload::travels).0;
         let published = target.state == TargetState::Published;
         let ended = target.state.is_ended();
         let took = if published {

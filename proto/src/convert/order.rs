@@ -5,7 +5,7 @@ use stage_core::assignment::{
 };
 use stage_core::digest::RootDigest;
 use stage_core::id::{Epoch, JobKey, PlanVersion};
-use stage_core::units::Rate;
+use stage_core::units::{ByteCount, Rate};
 
 use super::{WireError, array, chunk_hash, fault, if_exists, limit, limit_out, parse, required, streams16};
 use crate::v1;
@@ -110,6 +110,7 @@ impl From<&Final> for v1::Final {
         Self {
             root: fin.root.0.to_vec(),
             chunks: fin.chunks,
+            data_bytes: fin.data.0,
         }
     }
 }
@@ -120,6 +121,7 @@ impl TryFrom<&v1::Final> for Final {
         Ok(Self {
             root: RootDigest(array("final.root", &wire.root)?),
             chunks: wire.chunks,
+            data: ByteCount(wire.data_bytes),
         })
     }
 }

@@ -61,6 +61,7 @@ fn run() -> Run {
         fin: Some(Final {
             root: RootDigest([9; 32]),
             chunks: 1,
+            data: ByteCount(5),
         }),
     }
 }

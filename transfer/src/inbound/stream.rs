@@ -170,6 +170,11 @@ impl Receiver<'_> {
     fn chunk(&mut self, header: &Header) -> Result<(), TransferError> {
         let shared = &self.hop.shared;
         let len = header.len as usize;
+        if !shared.store.admits(header.index, len) {
+            return Err(TransferError::Protocol(
+                "a chunk of another length than the payload's",
+            ));
+        }
         let Some(claim) = shared.store.claim(header.index) else {
             self.drain(len)?;
             self.hop.missed(header.index);

@@ -58,8 +58,8 @@ impl Queue {
             return;
         }
         self.started = true;
-        let mut wanted = self.had.complement();
-        wanted.intersect(&self.here);
+        let mut wanted = self.here.clone();
+        wanted.subtract(&self.had);
         if offers {
             let none = ChunkSet::empty(self.here.limit());
             self.offer = Some(Offers {

@@ -48,7 +48,7 @@ impl Sender<'_> {
             self.hop.gone(index);
             return Ok(());
         };
-        let len = store.layout().len(index);
+        let len = store.len(index);
         let header = Header {
             index,
             len: len as u32,

@@ -90,6 +90,7 @@ fn declare(shared: &Shared) -> Result<Final, End> {
     Ok(Final {
         root: shared.store.root().map_err(End::Failed)?,
         chunks: shared.store.layout().count(),
+        data: shared.store.layout().data(),
     })
 }
 

@@ -44,10 +44,10 @@ impl Store {
         };
         // One at a time: a partial that is being made takes over all that was equal so far.
         let _making = copy.making();
-        let Part::Data(place) = self.layout.part(index) else {
+        let Part::Data(place) = self.layout().part(index) else {
             return Ok(Compared::Different);
         };
-        let len = self.layout.len(index);
+        let len = self.len(index);
         let map = self.map()?;
         let same = copy.old_digest(map, place, len, self.hash) == Some(digest);
         if !same {
@@ -83,12 +83,12 @@ impl Store {
         }
         let map = self.map()?;
         let partial = copy.create_partial(map)?;
-        let mut changed = ChunkSet::empty(self.layout.count());
+        let mut changed = ChunkSet::empty(self.layout().count());
         for index in self.have().iter() {
-            let Part::Data(place) = self.layout.part(index) else {
+            let Part::Data(place) = self.layout().part(index) else {
                 continue;
             };
-            let len = self.layout.len(index);
+            let len = self.len(index);
             let started = Instant::now();
             let carried = copy
                 .carry(&partial.file, map, place, len)

@@ -46,6 +46,7 @@ impl Target {
     /// See [`PublishError`].
     pub fn publish(&self, fin: &Final) -> Result<Publication, PublishError> {
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        self.store.close(fin.data).map_err(PublishError::Failed)?;
         if self.store.layout().count() != fin.chunks {
             return Err(PublishError::RootDiffers);
         }
@@ -110,7 +111,12 @@ impl Target {
         };
         let partial = copy.partial().expect("looked for before");
         copy.stop_reserving();
-        rustix::fs::ftruncate(partial, size_of(entry).0).map_err(fail("setting the size"))?;
+        let size = if self.store.is_stream() {
+            self.store.layout().data().0
+        } else {
+            size_of(entry).0
+        };
+        rustix::fs::ftruncate(partial, size).map_err(fail("setting the size"))?;
         rustix::fs::fchmod(partial, Mode::from_raw_mode(entry.mode)).map_err(fail("setting the mode"))?;
         let mtime = Timespec {
             tv_sec: entry.mtime.0,

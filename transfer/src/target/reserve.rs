@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
+use stage_core::chunk::UNKNOWN;
 use stage_core::failure::{Code, Failure};
 use stage_core::units::ByteCount;
 
@@ -66,6 +67,10 @@ impl Partial {
     }
 
     fn reserve_within(moment: Duration, file: File, site: &Arc<Site>, map: &Map) -> Result<Self, Failure> {
+        if map.entry(0).data_len() == UNKNOWN.0 {
+            // Of a stream nobody knows what it needs: what comes is written as long as there is space.
+            return Ok(Self::whole(file));
+        }
         let fail = |e| site.fault(e, "reserving space");
         let stat = rustix::fs::fstat(&file).map_err(fail)?;
         let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);

@@ -150,6 +150,7 @@ impl Bench {
         Final {
             root: root.finish(),
             chunks: self.count(),
+            data: self.manifest.payload_size(),
         }
     }
 

@@ -5,6 +5,7 @@
 mod bench;
 mod failover;
 mod hops;
+mod pipe;
 mod proxy;
 mod source;
 mod sparse;

@@ -160,6 +160,7 @@ async fn a_sparse_copy_is_already_there_unless_a_hole_of_it_is_none() {
     let fin = stage_core::assignment::Final {
         root: target.store().root().unwrap(),
         chunks: target.store().layout().count(),
+        data: target.store().layout().data(),
     };
     assert!(matches!(target.publish(&fin), Err(PublishError::Unfit(_))));
 }
