@@ -1,7 +1,7 @@
 //! What all measurements of this program share: payloads, facts of the machine, where results go, medians.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -164,6 +164,126 @@ pub(crate) fn spread(figures: impl IntoIterator<Item = f64>, digits: usize) -> S
             )
         },
     )
+}
+
+/// A table of a measurement, with all that was measured for each line.
+#[derive(Debug, Serialize)]
+pub(crate) struct Table {
+    title: String,
+    columns: Vec<&'static str>,
+    rows: Vec<Line>,
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    cells: Vec<String>,
+    figures: Value,
+}
+
+impl Table {
+    pub(crate) fn new(title: impl Into<String>, columns: &[&'static str]) -> Self {
+        Self {
+            title: title.into(),
+            columns: columns.to_vec(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Takes up a line, and shows it at once.
+    pub(crate) fn add(&mut self, cells: Vec<String>, figures: Value) {
+        drop(writeln!(io::stderr(), "{}: {}", self.title, cells.join("; ")));
+        self.rows.push(Line { cells, figures });
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "## {}\n\n| {} |", self.title, self.columns.join(" | "))?;
+        writeln!(f, "|{}", "---|".repeat(self.columns.len()))?;
+        for line in &self.rows {
+            let cells = line
+                .cells
+                .iter()
+                .map(|cell| cell.replace('|', "\\|").replace('\n', " "));
+            writeln!(f, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
+        }
+        Ok(())
+    }
+}
+
+/// What several measurements have in common.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Common {
+    /// The binary that is measured.
+    #[arg(long, default_value = "target/release/stage")]
+    pub(crate) stage: PathBuf,
+    /// Without TLS.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Where the figures go; the table beside them with the suffix md [default: lab/results/DATE-NAME.json].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl Common {
+    pub(crate) fn security(&self) -> Security {
+        if self.insecure {
+            Security::Insecure
+        } else {
+            Security::Tls
+        }
+    }
+
+    /// Prints tables and keeps them.
+    pub(crate) fn keep(&self, kind: &str, facts: &Facts, tables: &[Table]) -> Result<(), String> {
+        #[derive(Serialize)]
+        struct Results<'a> {
+            #[serde(flatten)]
+            facts: &'a Facts,
+            tables: &'a [Table],
+        }
+        let mut text = format!(
+            "{}\n\n`{}`; medians (min–max).\n",
+            facts.line(),
+            facts.command.join(" ")
+        );
+        for table in tables {
+            text.push_str(&format!("\n{table}"));
+        }
+        let path = save(
+            facts,
+            kind,
+            self.json.as_deref(),
+            &Results { facts, tables },
+            Some(&text),
+        )?;
+        let said = writeln!(io::stdout(), "{text}\nkept in {}", path.display());
+        said.map_err(|why| why.to_string())
+    }
+}
+
+/// The end of a push, which must have been good.
+///
+/// # Errors
+/// It was not: what it said.
+pub(crate) fn good(pushed: Pushed) -> Result<Pushed, LabError> {
+    if pushed.exit == Some(0) {
+        return Ok(pushed);
+    }
+    Err(LabError::Tool {
+        command: "stage push".to_owned(),
+        message: format!(
+            "exit {:?}: {} {}",
+            pushed.exit,
+            pushed.end(),
+            pushed.errors.trim()
+        ),
+    })
+}
+
+/// The file's bytes per second, in Mbit/s.
+pub(crate) fn megabits(bytes: f64, seconds: f64) -> f64 {
+    bytes * 8.0 / 1e6 / seconds
 }
 
 /// A fabric of one switch: a source `n0` and targets `n1` and on, all at one rate.

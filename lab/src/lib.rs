@@ -240,6 +240,17 @@ impl Lab {
             .ok_or_else(|| LabError::NoAddress(node.name.clone()))
     }
 
+    /// Sets a kernel setting of a node's namespace: `net.ipv4.tcp_rmem`.
+    ///
+    /// # Errors
+    /// An unknown node, or a setting that its namespace does not have.
+    pub fn set(&self, node: &str, setting: &str, value: &str) -> Result<(), LabError> {
+        let path = format!("/proc/sys/{}", setting.replace('.', "/"));
+        let mut command = self.command(node, "sh")?;
+        command.args(["-c", r#"echo "$1" >"$2""#, "sh", value, &path]);
+        tools::run(&mut command, "").map(drop)
+    }
+
     /// From now on, packets from one node to another vanish: no answer, no error at the other end. The way back stays.
     ///
     /// # Errors

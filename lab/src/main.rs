@@ -7,6 +7,10 @@
 mod accept;
 mod bench;
 mod compare;
+mod disk;
+mod long;
+mod shapes;
+mod small;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -50,6 +54,14 @@ enum What {
     ///
     /// A tool that is not installed becomes a row that says so.
     Compare(compare::Compare),
+    /// Measure pushes over long fat paths: streams by hand and by stage's own choice, with loss and without.
+    Long(long::Long),
+    /// Measure how long a small file takes to many nodes, and what that time is made of.
+    Small(small::Small),
+    /// Measure star, tree and chain, with their forecasts beside.
+    Shapes(shapes::Shapes),
+    /// Measure a target whose disk is slower than its link.
+    Disk(disk::Disk),
     /// Make a directory slow, until Ctrl-C or SIGTERM.
     ///
     /// What lies in it is seen through a FUSE file system that reads and writes at a set rate.
@@ -62,8 +74,11 @@ enum What {
         /// What it reads of what is not in the page cache [default: as it writes].
         #[arg(long, value_name = "RATE")]
         read: Option<Rate>,
-        /// So much it takes at once, then nothing until the rate has caught up.
-        #[arg(long, value_name = "SIZE", default_value = "1 MiB")]
+        /// So much it takes at once; the rate empties it.
+        #[arg(long, value_name = "SIZE", default_value = "4 MiB")]
+        cache: ByteCount,
+        /// A full cache takes nothing until so much of it is free.
+        #[arg(long, value_name = "SIZE", default_value = "0 B")]
         burst: ByteCount,
     },
     /// Remove what labs of dead processes left behind.
@@ -89,15 +104,26 @@ fn run(what: What) -> Result<ExitCode, String> {
                 .block_on(up(&file, on.as_deref(), &command))
         }
         What::Compare(compare) => compare::run(&compare).map(|()| ExitCode::SUCCESS),
+        What::Long(long) => long::run(&long).map(|()| ExitCode::SUCCESS),
+        What::Small(small) => small::run(&small).map(|()| ExitCode::SUCCESS),
+        What::Shapes(shapes) => shapes::run(&shapes).map(|()| ExitCode::SUCCESS),
+        What::Disk(disk) => disk::run(&disk).map(|()| ExitCode::SUCCESS),
         What::Slowdisk {
             dir,
             write,
             read,
+            cache,
             burst,
         } => {
             let read = read.unwrap_or(write);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let wait = slow(&dir, Speed { write, read, burst });
+            let speed = Speed {
+                write,
+                read,
+                cache,
+                burst,
+            };
+            let wait = slow(&dir, speed);
             runtime.map_err(|why| why.to_string())?.block_on(wait)
         }
         What::Accept(accept) => Ok(if accept::run(&accept)? {

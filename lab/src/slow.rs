@@ -2,8 +2,8 @@
 //! controller.
 //!
 //! It is a FUSE file system over the directory itself: what lies there is seen through it, and what is written stays.
-//! Each `write` is answered when the disk has taken its bytes, as if opened with O_SYNC, so nothing but the rate decides
-//! how long it takes. [`pace`] says when, and is pure; [`through`] is the file system.
+//! Each `write` is answered when the disk's cache has room for its bytes, an `fsync` when all is on the disk. [`pace`] says
+//! when, and is pure; [`through`] is the file system.
 
 mod pace;
 mod through;
@@ -27,7 +27,9 @@ pub struct Speed {
     pub write: Rate,
     /// What it reads of what is not in the page cache.
     pub read: Rate,
-    /// So much it takes at once, then nothing until the rate has caught up.
+    /// So much it takes at once; the rate empties it.
+    pub cache: ByteCount,
+    /// A full cache takes nothing until so much of it is free: none for a smooth disk, all of it for a rough one.
     pub burst: ByteCount,
 }
 
@@ -53,9 +55,10 @@ impl SlowDisk {
         let (writes, to_write) = sync_channel(WAITING);
         let (reads, to_read) = sync_channel(WAITING);
         let through = Through::over(dir, writes, reads)?;
-        let lanes = [(to_write, speed.write), (to_read, speed.read)];
-        let lanes = lanes.map(|(answers, rate)| {
-            let pace = Pace::new(rate, speed.burst);
+        let write = Pace::new(speed.write, speed.cache, speed.burst);
+        let read = Pace::new(speed.read, ByteCount(0), ByteCount(0));
+        let lanes = [(to_write, write), (to_read, read)];
+        let lanes = lanes.map(|(answers, pace)| {
             let lane = std::thread::Builder::new().name("slow".to_owned());
             lane.spawn(move || answer(&answers, pace))
         });

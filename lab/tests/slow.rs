@@ -18,7 +18,8 @@ fn speed(write: f64) -> Speed {
     Speed {
         write: Rate::from_bytes_per_second(write),
         read: Rate::UNLIMITED,
-        burst: ByteCount(64 << 10),
+        cache: ByteCount(64 << 10),
+        burst: ByteCount(0),
     }
 }
 

@@ -4,44 +4,41 @@ use std::time::Duration;
 
 use stage_core::units::{ByteCount, Rate};
 
-/// A disk's state: what it has taken since it last stood still.
+/// A disk with a cache before it, which empties at the disk's rate.
 #[derive(Debug)]
 pub(super) struct Pace {
     rate: Rate,
+    cache: ByteCount,
     burst: ByteCount,
-    since: Duration,
-    taken: u64,
+    /// When all that was taken will be on the disk.
+    due: Duration,
 }
 
 impl Pace {
-    pub(super) fn new(rate: Rate, burst: ByteCount) -> Self {
+    /// A cache that is full takes nothing until `burst` bytes of it are free, all of it at most.
+    pub(super) fn new(rate: Rate, cache: ByteCount, burst: ByteCount) -> Self {
         Self {
             rate,
-            burst,
-            since: Duration::ZERO,
-            taken: 0,
+            cache,
+            burst: burst.min(cache),
+            due: Duration::ZERO,
         }
     }
 
-    /// Takes bytes at `now`. How long the disk then stands still: not at all within a burst.
+    /// Takes bytes at `now`. How long whoever wrote them waits: not at all while the cache has room.
     pub(super) fn take(&mut self, now: Duration, bytes: u64) -> Duration {
-        if self.taken == 0 {
-            // An idle disk saves nothing up.
-            self.since = self.since.max(now);
-        }
-        self.taken += bytes;
-        if self.taken < self.burst.0 {
+        // An idle disk saves nothing up.
+        self.due = self.due.max(now) + ByteCount(bytes).time_at(self.rate);
+        let left = self.due - now;
+        if left <= self.cache.time_at(self.rate) {
             return Duration::ZERO;
         }
-        self.settle(now)
+        left.saturating_sub(self.cache.saturating_sub(self.burst).time_at(self.rate))
     }
 
-    /// All that was taken is to be on the disk.
-    pub(super) fn settle(&mut self, now: Duration) -> Duration {
-        let due = self.since + ByteCount(self.taken).time_at(self.rate);
-        self.taken = 0;
-        self.since = due.max(now);
-        due.saturating_sub(now)
+    /// How long until all that was taken is on the disk.
+    pub(super) fn settle(&self, now: Duration) -> Duration {
+        self.due.saturating_sub(now)
     }
 }
 
@@ -53,42 +50,43 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// 1 MB a second, 100 kB at once.
-    fn pace() -> Pace {
-        Pace::new(Rate::from_bytes_per_second(1e6), ByteCount(100_000))
+    /// 1 MB a second, 100 kB in the cache.
+    fn pace(burst: u64) -> Pace {
+        Pace::new(
+            Rate::from_bytes_per_second(1e6),
+            ByteCount(100_000),
+            ByteCount(burst),
+        )
     }
 
     #[test]
-    fn bursts_are_free_and_the_rate_holds_over_all() {
-        let mut pace = pace();
+    fn what_the_cache_holds_is_free_and_then_the_rate_holds() {
+        let mut pace = pace(0);
         assert_eq!(pace.take(ms(0), 60_000), ms(0));
-        assert_eq!(
-            pace.take(ms(10), 60_000),
-            ms(110),
-            "120 kB since 0 are due at 120"
-        );
-        let mut now = ms(120);
+        assert_eq!(pace.take(ms(10), 60_000), ms(10), "50 kB are still in it");
+        let mut now = ms(20);
         for _ in 0..50 {
             now += pace.take(now, 20_000);
         }
-        assert_eq!(now, ms(120 + 1000), "a megabyte takes a second, however it comes");
+        assert_eq!(now, ms(20 + 1000), "a megabyte takes a second, however it comes");
+    }
+
+    #[test]
+    fn a_rough_disk_stops_and_takes_a_burst() {
+        let mut rough = pace(80_000);
+        assert_eq!(rough.take(ms(0), 100_000), ms(0));
+        assert_eq!(rough.take(ms(0), 10_000), ms(90), "20 kB are left in it");
+        assert_eq!(rough.take(ms(90), 80_000), ms(0));
+        // More than the cache is as much as the cache.
+        assert_eq!(pace(u64::MAX).take(ms(0), 110_000), ms(110));
     }
 
     #[test]
     fn an_idle_disk_saves_nothing_up() {
-        let mut pace = pace();
-        pace.take(ms(0), 100_000);
-        assert_eq!(pace.take(ms(10_000), 100_000), ms(100));
-        // A burst that took its time has been paid.
-        assert_eq!(pace.take(ms(20_000), 50_000), ms(0));
-        assert_eq!(pace.take(ms(20_200), 50_000), ms(0));
-    }
-
-    #[test]
-    fn what_is_synced_is_on_the_disk() {
-        let mut pace = pace();
-        assert_eq!(pace.take(ms(5), 50_000), ms(0));
-        assert_eq!(pace.settle(ms(5)), ms(50));
-        assert_eq!(pace.settle(ms(55)), ms(0), "nothing new");
+        let mut pace = pace(0);
+        assert_eq!(pace.take(ms(0), 150_000), ms(50));
+        assert_eq!(pace.take(ms(10_000), 150_000), ms(50));
+        assert_eq!(pace.settle(ms(10_000)), ms(150));
+        assert_eq!(pace.settle(ms(10_150)), ms(0));
     }
 }
