@@ -34,7 +34,7 @@ use stage_core::units::ByteCount;
 
 pub use self::group::Group;
 pub use self::measure::{Carried, Counters, sha256sum};
-pub use self::need::{is_demanded, need_fuse, need_iperf, need_netns};
+pub use self::need::{is_demanded, need_fuse, need_iperf, need_long_links, need_netns};
 pub use self::path::Segments;
 pub use self::slow::{SlowDisk, Speed};
 pub use self::tools::is_installed;

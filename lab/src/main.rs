@@ -62,6 +62,14 @@ enum What {
     Shapes(shapes::Shapes),
     /// Measure a target whose disk is slower than its link.
     Disk(disk::Disk),
+    /// All of compare, long, small, shapes and disk, one after another, as docs/performance.md shows them.
+    ///
+    /// Takes some 80 minutes on an idle machine, and 14 GiB of memory.
+    Measure {
+        /// The binary that is measured.
+        #[arg(long, default_value = "target/release/stage")]
+        stage: PathBuf,
+    },
     /// Make a directory slow, until Ctrl-C or SIGTERM.
     ///
     /// What lies in it is seen through a FUSE file system that reads and writes at a set rate.
@@ -108,6 +116,7 @@ fn run(what: What) -> Result<ExitCode, String> {
         What::Small(small) => small::run(&small).map(|()| ExitCode::SUCCESS),
         What::Shapes(shapes) => shapes::run(&shapes).map(|()| ExitCode::SUCCESS),
         What::Disk(disk) => disk::run(&disk).map(|()| ExitCode::SUCCESS),
+        What::Measure { stage } => measure(&stage),
         What::Slowdisk {
             dir,
             write,
@@ -138,6 +147,30 @@ fn run(what: What) -> Result<ExitCode, String> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Each with its usual rounds and sizes; the others are made even if one cannot be.
+fn measure(stage: &Path) -> Result<ExitCode, String> {
+    let mut trouble = Vec::new();
+    let calls: [&[&str]; 6] = [
+        &["compare"],
+        &["long"],
+        &["small"],
+        &["small", "--insecure"],
+        &["shapes"],
+        &["disk"],
+    ];
+    for call in calls {
+        let words = [&["stage-lab"], call, &["--stage"]].concat();
+        let words = words.iter().map(std::ffi::OsStr::new).chain([stage.as_os_str()]);
+        if let Err(why) = run(Args::parse_from(words).command) {
+            trouble.push(format!("{}: {why}", call.join(" ")));
+        }
+    }
+    if trouble.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(trouble.join("\n"))
 }
 
 async fn slow(dir: &Path, speed: Speed) -> Result<ExitCode, String> {

@@ -1,5 +1,6 @@
 //! The rule for tests that need root: skip with one visible line, unless `STAGE_TEST_NETNS=1` says that they must run.
 
+use std::fs::File;
 use std::io::Write as _;
 
 use crate::{names, tools};
@@ -23,22 +24,38 @@ pub fn need_iperf() -> bool {
     rule("iperf3 in network namespaces", missing)
 }
 
+/// As [`need_netns`], and links with an RTT can be made and measured: `/dev/net/tun`, ping and iperf3 are there.
+///
+/// # Panics
+/// As [`need_netns`].
+pub fn need_long_links() -> bool {
+    let missing = missing_netns()
+        .or_else(|| missing_device("/dev/net/tun"))
+        .or_else(|| {
+            let tool = ["ping", "iperf3"]
+                .into_iter()
+                .find(|tool| !tools::is_installed(tool));
+            tool.map(|tool| format!("{tool} is not installed"))
+        });
+    rule("links with an RTT", missing)
+}
+
 /// Whether a slow disk can be mounted here; else as [`need_netns`].
 ///
 /// # Panics
 /// As [`need_netns`].
 pub fn need_fuse() -> bool {
-    let missing = if !rustix::process::geteuid().is_root() {
-        Some("this is not root".to_owned())
+    let missing = if rustix::process::geteuid().is_root() {
+        missing_device("/dev/fuse")
     } else {
-        std::fs::File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/fuse")
-            .err()
-            .map(|why| format!("/dev/fuse: {why}"))
+        Some("this is not root".to_owned())
     };
     rule("FUSE", missing)
+}
+
+fn missing_device(device: &str) -> Option<String> {
+    let opened = File::options().read(true).write(true).open(device);
+    opened.err().map(|why| format!("{device}: {why}"))
 }
 
 /// Whether `STAGE_TEST_NETNS=1` is set.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use stage_core::topology::{EdgeId, Topology};
 use stage_core::units::ByteCount;
-use stage_lab::{Lab, is_demanded, need_iperf, need_netns};
+use stage_lab::{Group, Lab, is_demanded, need_iperf, need_long_links, need_netns};
 
 const TWO_RACKS: &str = r#"
 [cluster]
@@ -348,7 +348,7 @@ nic = "10 Gbit/s"
 /// Other work on the machine can only make an answer later: the fastest counts.
 #[test]
 fn a_link_with_an_rtt_has_it() {
-    if !need_netns() {
+    if !need_long_links() {
         return;
     }
     for asked in [15.0, 100.0] {
@@ -375,7 +375,7 @@ fn a_link_with_an_rtt_has_it() {
 
 #[test]
 fn a_link_that_loses_carries_super_packets_whole_and_cut() {
-    if !need_iperf() {
+    if !need_long_links() {
         return;
     }
     let text = FAR.replace("rtt = \"RTT\"", "rtt = \"2 ms\"\nloss = 0.01");
@@ -393,4 +393,70 @@ fn a_link_that_loses_carries_super_packets_whole_and_cut() {
     // A hundred and more are to be expected, in segments of which most came in super-packets.
     let share = segments.lost as f64 / (segments.lost + segments.carried) as f64;
     assert!((0.005..0.02).contains(&share), "{segments:?}");
+}
+
+#[test]
+fn a_group_counts_what_ran_in_it_and_ends_with_it() {
+    if !need_netns() {
+        return;
+    }
+    let lab = Lab::up(&topology()).unwrap();
+    let group = Group::new().unwrap();
+    let idle = group.cpu().unwrap();
+    let script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo $i; exec sleep 1000";
+    let mut busy = group.command(&lab, "a1", "sh").unwrap();
+    let busy = busy.args(["-c", script]).stdout(Stdio::piped());
+    let mut busy = busy.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(busy.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert_eq!(line, "200000\n");
+    let taken = group.cpu().unwrap() - idle;
+    assert!(taken.as_millis() >= 10, "{taken:?}");
+    group.end_all();
+    assert!(!busy.wait().unwrap().success(), "it was ended");
+    let ended = group.cpu().unwrap();
+    assert!(ended >= idle + taken, "what has ended still counts");
+}
+
+#[test]
+fn nodes_know_each_other_by_name() {
+    if !need_netns() {
+        return;
+    }
+    let lab = Lab::up(&topology()).unwrap();
+    let output = lab
+        .command("a1", "getent")
+        .unwrap()
+        .args(["hosts", "b2"])
+        .output()
+        .unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stdout).starts_with("10.77.2.2 "),
+        "{output:?}"
+    );
+    lab.set("a1", "net.ipv4.tcp_rmem", "4096 65536 262144").unwrap();
+    let output = lab
+        .command("a1", "cat")
+        .unwrap()
+        .arg("/proc/sys/net/ipv4/tcp_rmem")
+        .output();
+    assert_eq!(
+        String::from_utf8_lossy(&output.unwrap().stdout)
+            .split_whitespace()
+            .last(),
+        Some("262144")
+    );
+    let output = lab
+        .command("a2", "cat")
+        .unwrap()
+        .arg("/proc/sys/net/ipv4/tcp_rmem")
+        .output();
+    assert_ne!(
+        String::from_utf8_lossy(&output.unwrap().stdout)
+            .split_whitespace()
+            .last(),
+        Some("262144")
+    );
 }

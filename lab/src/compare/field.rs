@@ -86,11 +86,6 @@ impl<'a> Field<'a> {
         Ok(dir)
     }
 
-    /// The SHA-256 of the file.
-    pub(super) fn digest(&self) -> &str {
-        self.digest
-    }
-
     pub(super) fn address(&self, node: &str) -> Result<IpAddr, LabError> {
         self.lab.address(node)
     }
@@ -149,27 +144,32 @@ impl<'a> Field<'a> {
 
     /// What a careful user does next: the SHA-256 of each copy on its node, and of the file at the source, all at once.
     pub(super) fn check(&self) -> Result<Seen, LabError> {
+        let copies = self
+            .targets
+            .iter()
+            .map(|target| (target.clone(), self.copy(target)));
+        self.check_at(copies.collect())
+    }
+
+    /// As [`Self::check`], of copies that lie elsewhere.
+    pub(super) fn check_at(&self, copies: Vec<(String, PathBuf)>) -> Result<Seen, LabError> {
         let mut said = Vec::new();
         let seen = self.count(|| {
-            let source = ("n0", self.file.to_owned());
-            let targets = self
-                .targets
-                .iter()
-                .map(|target| (target.as_str(), self.copy(target)));
+            let source = ("n0".to_owned(), self.file.to_owned());
             let started: Vec<Started> = std::iter::once(source)
-                .chain(targets)
-                .map(|(node, path)| self.start(node, &["openssl", "dgst", "-sha256", "-r", text(&path)]))
+                .chain(copies)
+                .map(|(node, path)| self.start(&node, &["openssl", "dgst", "-sha256", "-r", text(&path)]))
                 .collect::<Result<_, _>>()?;
             for one in started {
                 said.push(one.finish()?);
             }
             Ok(())
         })?;
-        let wrong = said.iter().filter(|said| !said.starts_with(self.digest)).count();
-        if wrong > 0 {
+        let right = said.iter().filter(|said| said.starts_with(self.digest)).count();
+        if right != self.targets.len() + 1 {
             return Err(LabError::Answer {
                 tool: "openssl dgst",
-                wanted: format!("right digest on {wrong} of {} nodes", said.len()),
+                wanted: format!("right digest on {} nodes: {right}", self.targets.len() + 1),
             });
         }
         Ok(seen)

@@ -37,6 +37,9 @@ pub(crate) struct Compare {
     /// How often each contestant has its turn.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
+    /// How often tools have their turn over shaped links that send a copy for each target: they take long, and always as long.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    star_rounds: u32,
     /// The file's size.
     #[arg(long, default_value = "1 GiB")]
     size: ByteCount,
@@ -120,6 +123,10 @@ impl Contestant {
             Self::Stage(Security::Insecure) => "stage push, insecure",
             Self::Peer(peer) => peer.about,
         }
+    }
+
+    fn is_star(self) -> bool {
+        matches!(self, Self::Peer(peer) if peer.is_star)
     }
 
     /// The first of its programs that is not there.
@@ -289,7 +296,8 @@ fn sheet(
                 .push(lab.iperf("n0", "n1")?.bits_per_second().round());
         }
         for (contestant, row) in contestants.iter().zip(&mut sheet.rows) {
-            if row.trouble.is_some() {
+            let is_enough = setting.shaped && contestant.is_star() && round > compare.star_rounds;
+            if row.trouble.is_some() || is_enough {
                 continue;
             }
             match turn(

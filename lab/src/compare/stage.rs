@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use serde_json::Value;
 use stage_lab::LabError;
 use stage_lab::cluster::{Cluster, Security, Setup};
 
 use super::Turn;
 use super::field::Field;
-use crate::bench::{PUSH, copies, remove, right_copies, rounded, word};
+use crate::bench::{PUSH, copies, good, remove, rounded, word};
 
 pub(super) fn turn(
     field: &Field<'_>,
@@ -31,20 +32,13 @@ pub(super) fn turn(
     let anonymous = nodes
         .map(|node| cluster.agent_usage(node.name.as_str()).rss_anon_peak.0)
         .max();
-    let right = right_copies(&pushed, field.digest())?;
+    let pushed = good(pushed)?;
+    // Not counted: it has checked them itself.
+    let nodes = pushed.nodes().iter();
+    let place = |node: &Value| Some((node["node"].as_str()?.to_owned(), node["path"].as_str()?.into()));
+    field.check_at(nodes.filter_map(place).collect())?;
     remove(&copies(&pushed));
-    let published = pushed.last_published();
-    let (Some(0), Some(published)) = (pushed.exit, published.filter(|_| right == field.targets.len())) else {
-        return Err(LabError::Tool {
-            command: "stage push".to_owned(),
-            message: format!(
-                "exit {:?}, {right} right copies: {} {}",
-                pushed.exit,
-                pushed.end(),
-                pushed.errors.trim()
-            ),
-        });
-    };
+    let published = pushed.last_published().unwrap_or(pushed.wall);
     let to_the_last = rounded(published.as_secs_f64());
     let cpu = rounded(seen.cpu.as_secs_f64());
     Ok(Turn {

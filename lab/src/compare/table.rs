@@ -46,7 +46,7 @@ pub(super) fn show(results: &Results) -> String {
         put("| tool | s, verified | s, as it is | of the goodput, verified | CPU s per GB delivered, verified | as it is | peak RSS of a process, MiB | source sent, of the size |".to_owned());
         put("|---|---|---|---|---|---|---|---|".to_owned());
         for row in &sheet.rows {
-            put(cells(sheet, row, results.size));
+            put(cells(sheet, row, results.size, results.rounds));
         }
         let done = sheet
             .rows
@@ -71,7 +71,7 @@ pub(super) fn show(results: &Results) -> String {
     text
 }
 
-fn cells(sheet: &Sheet, row: &Row, size: ByteCount) -> String {
+fn cells(sheet: &Sheet, row: &Row, size: ByteCount, rounds: u32) -> String {
     if row.turns.is_empty() {
         let why = row.trouble.as_deref().unwrap_or("no turn");
         let why = why.replace('|', "\\|").replace('\n', " ");
@@ -87,7 +87,11 @@ fn cells(sheet: &Sheet, row: &Row, size: ByteCount) -> String {
         let seconds = Spread::of(row.turns.iter().map(|turn| turn.verified))?;
         Some(format!("{:.3}", ideal / seconds.median))
     };
-    let short = row.trouble.as_ref().map_or("", |_| " (then it failed)");
+    let short = match (row.turns.len(), &row.trouble) {
+        (_, Some(_)) => " (then it failed)".to_owned(),
+        (turns, None) if turns < rounds as usize => format!(" (turns: {turns})"),
+        _ => String::new(),
+    };
     format!(
         "| {}{short} | {} | {} | {} | {} | {} | {} | {} |",
         row.about,

@@ -17,6 +17,7 @@ pub(super) const PEER: Peer = Peer {
     package: "aria2, opentracker, mktorrent",
     programs: &["aria2c", "opentracker", "mktorrent"],
     checks: true,
+    is_star: false,
     drive,
 };
 

@@ -11,6 +11,7 @@ pub(super) const PEER: Peer = Peer {
     package: "coreutils",
     programs: &["cp"],
     checks: false,
+    is_star: false,
     drive,
 };
 

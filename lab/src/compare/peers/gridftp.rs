@@ -11,6 +11,7 @@ pub(super) const PEER: Peer = Peer {
     package: "globus-gass-copy-progs, globus-gridftp-server-progs",
     programs: &["globus-url-copy", "globus-gridftp-server"],
     checks: false,
+    is_star: true,
     drive,
 };
 

@@ -11,6 +11,7 @@ pub(super) const PEER: Peer = Peer {
     package: "mbuffer",
     programs: &["mbuffer"],
     checks: false,
+    is_star: false,
     drive,
 };
 

@@ -25,6 +25,8 @@ pub(super) struct Peer {
     pub(super) programs: &'static [&'static str],
     /// It holds each copy against digests of its own.
     pub(super) checks: bool,
+    /// The source sends a copy for each target: over links of a set rate arithmetic says how long that takes.
+    pub(super) is_star: bool,
     pub(super) drive: fn(&Field<'_>) -> Result<Seen, LabError>,
 }
 

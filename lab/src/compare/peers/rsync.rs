@@ -13,6 +13,7 @@ pub(super) const PEER: Peer = Peer {
     package: "rsync",
     programs: &["rsync"],
     checks: false,
+    is_star: true,
     drive,
 };
 

@@ -13,6 +13,7 @@ pub(super) const CHACHA: Peer = Peer {
     package: "openssh-client, openssh-server",
     programs: &["scp", "ssh-keygen", "sshd"],
     checks: false,
+    is_star: true,
     drive: |field| drive(field, "chacha20-poly1305@openssh.com"),
 };
 

@@ -11,6 +11,7 @@ pub(super) const PEER: Peer = Peer {
     package: "udpcast",
     programs: &["udp-sender", "udp-receiver"],
     checks: false,
+    is_star: false,
     drive,
 };
 

@@ -11,6 +11,7 @@ pub(super) const PEER: Peer = Peer {
     package: "uftp",
     programs: &["uftp", "uftpd"],
     checks: false,
+    is_star: false,
     drive,
 };
 
