@@ -6,7 +6,7 @@
 //!
 //! [`cluster::Cluster::up`] starts stage itself in a lab: a coordinator and an agent on every node.
 //!
-//! A link with `rtt` or `loss` is carried in user space ([`path`]), as netem may be missing from a kernel.
+//! A link with `rtt` or `loss` is carried in user space (the module `path`), as netem may be missing from a kernel.
 //!
 //! What a lab does not do: parallel links are one of their summed capacity; a fabric with loops is refused, as bridges
 //! would send broadcasts around it.
