@@ -214,6 +214,10 @@ counter!(
     Epoch
 );
 counter!(
+    /// A question to one agent: tells the answers of one life of the coordinator apart.
+    AskId
+);
+counter!(
     /// The job's n-th order to its nodes: of two orders of one epoch the higher counts.
     PlanVersion
 );

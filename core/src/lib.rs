@@ -18,10 +18,12 @@
 //! | [`cost`] | the formulas behind a forecast |
 //! | [`simulate`] | a plan tried out on paper, flow by flow |
 //! | [`assignment`] | what a node is told to be for a job |
+//! | [`ask`] | what a node is asked beside its orders |
 //! | [`job`] | the life of a job, as a state machine without waiting |
 //!
 //! The walk through the whole system starts in `ARCHITECTURE.md`.
 
+pub mod ask;
 pub mod assignment;
 pub mod chunk;
 pub mod cost;

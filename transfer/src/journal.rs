@@ -318,6 +318,27 @@ impl Table {
             .map_err(|e| self.fail(&e, "writing the chunk table"))
     }
 
+    /// Gives the table a second name, under which it outlives its job. Where links cannot be made it is copied.
+    pub(crate) fn keep_as(&self, path: &Path) -> Result<(), Failure> {
+        let new = path.with_extension("new");
+        let keep = || {
+            match std::fs::remove_file(&new) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            if std::fs::hard_link(&self.path, &new).is_err() {
+                std::fs::copy(&self.path, &new)?;
+            }
+            std::fs::rename(&new, path)?;
+            // Renaming one name of a file to another of its names leaves both.
+            match std::fs::remove_file(&new) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+                _ => Ok(()),
+            }
+        };
+        keep().map_err(|e| self.fail(&e, "keeping the chunk table"))
+    }
+
     /// Makes the head durable.
     pub(crate) fn sync(&self) -> Result<(), Failure> {
         self.file
@@ -392,6 +413,30 @@ impl Table {
     }
 }
 
+/// A table that was kept with what it speaks of, for reading only.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    file: File,
+    job: JobId,
+}
+
+impl Kept {
+    /// Opens the table of a job at this path.
+    pub(crate) fn open(path: &Path, job: JobId) -> io::Result<Self> {
+        Ok(Self {
+            file: File::open(path)?,
+            job,
+        })
+    }
+
+    /// A chunk's digest, `None` if its slot is empty or damaged.
+    pub(crate) fn get(&self, index: ChunkIndex) -> Option<ChunkDigest> {
+        let mut slot = [0; SLOT];
+        self.file.read_exact_at(&mut slot, place(index.0)).ok()?;
+        parse(self.job, index, &slot)
+    }
+}
+
 fn place(index: u32) -> u64 {
     HEAD + u64::from(index) * SLOT as u64
 }
@@ -445,6 +490,17 @@ fn read_record(file: &File) -> Option<Record> {
 pub(crate) fn peek(state: &Path, job: JobId) -> Option<Record> {
     let file = File::open(job_dir(state, job).join(NAME)).ok()?;
     read_record(&file).filter(|r| r.job == job)
+}
+
+/// What the tables of all jobs here speak of.
+pub(crate) fn records(state: &Path) -> Vec<Record> {
+    let Ok(entries) = std::fs::read_dir(state.join("jobs")) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| peek(state, entry.file_name().to_str()?.parse().ok()?))
+        .collect()
 }
 
 /// Removes a job's table and its directory.

@@ -12,6 +12,7 @@
 //! | [`budget`] | chunk buffers under one byte budget |
 //! | [`store`] | one job's chunks on this node: what is here, where it lies, who is writing what |
 //! | `journal` | the chunk table: the have-set with digests, on disk |
+//! | [`index`] | what was published here, and what of it is still there |
 //! | [`root`] | the directories that may be written in, and no way out of them |
 //! | [`target`] | a target's life on disk: prepare, partial, publish, discard |
 //! | [`source`] | a source's life: look, read once in order, declare FINAL, SHA-256 beside it |
@@ -33,6 +34,7 @@ mod fault;
 pub mod frame;
 pub mod hello;
 pub mod inbound;
+pub mod index;
 mod journal;
 pub mod outbound;
 pub mod pace;

@@ -282,6 +282,7 @@ pub(crate) fn check_component(part: &[u8]) -> Result<(), Failure> {
 /// A directory below a root, held.
 #[derive(Debug)]
 pub(crate) struct Held {
+    name: RootName,
     top: Arc<OwnedFd>,
     root: Vec<u8>,
     parts: Vec<Vec<u8>>,
@@ -348,12 +349,15 @@ impl Held {
 
     /// The absolute path of the directory, as it was asked for.
     pub(crate) fn path(&self) -> Vec<u8> {
-        let mut path = self.root.clone();
-        for part in &self.parts {
-            path.push(b'/');
-            path.extend(part);
+        path_below(&self.root, &self.parts)
+    }
+
+    /// Its place, by the root's name.
+    pub(crate) fn place(&self) -> Place {
+        Place::Root {
+            root: Some(self.name.clone()),
+            dir: self.parts.join(&b'/'),
         }
-        path
     }
 
     /// Whether its path still leads to it: nobody moved, replaced or unmounted it since.
@@ -378,8 +382,18 @@ impl Held {
     }
 }
 
+fn path_below(root: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
+    let mut path = root.to_vec();
+    for part in parts {
+        path.push(b'/');
+        path.extend(part);
+    }
+    path
+}
+
 /// A directory's place without its descriptor.
 struct Spot {
+    name: RootName,
     top: Arc<OwnedFd>,
     root: Vec<u8>,
     parts: Vec<Vec<u8>>,
@@ -388,6 +402,7 @@ struct Spot {
 impl Spot {
     fn held(self, dir: OwnedFd, made: u32) -> Held {
         Held {
+            name: self.name,
             top: self.top,
             root: self.root,
             parts: self.parts,
@@ -399,19 +414,21 @@ impl Spot {
     /// A directory below a root, not made if absent.
     fn open(root: &Root, top: Arc<OwnedFd>, parts: Vec<Vec<u8>>) -> (Self, rustix::io::Result<OwnedFd>) {
         let dir = beneath(top.as_fd(), &parts.join(&b'/'));
+        let name = root.name.clone();
         let root = root.path.as_os_str().as_bytes();
         let root = root.strip_suffix(b"/").unwrap_or(root).to_vec();
-        (Self { top, root, parts }, dir)
+        let spot = Self {
+            name,
+            top,
+            root,
+            parts,
+        };
+        (spot, dir)
     }
 
     /// The path of its first `depth` components.
     fn path(&self, depth: usize) -> Vec<u8> {
-        let mut path = self.root.clone();
-        for part in &self.parts[..depth] {
-            path.push(b'/');
-            path.extend(part);
-        }
-        path
+        path_below(&self.root, &self.parts[..depth])
     }
 
     fn unmake(&self, depth: usize, made: u32) {

@@ -174,6 +174,11 @@ impl Store {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What it is of.
+    pub(crate) fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
     pub(crate) fn table(&self) -> &Table {
         &self.table
     }

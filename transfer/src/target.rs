@@ -12,7 +12,7 @@
 pub(crate) mod copy;
 mod publish;
 mod reserve;
-mod site;
+pub(crate) mod site;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use stage_core::assignment::{IfExists, TargetSpec};
+use stage_core::assignment::{Final, IfExists, TargetSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet, Layout, Part};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
@@ -31,6 +31,7 @@ use stage_core::payload::{Payload, UnitKind};
 use stage_core::units::ByteCount;
 
 use crate::budget::Budget;
+use crate::index::{Index, Note};
 use crate::journal::{self, FileState, Lies, Phase, Record, Table};
 use crate::root::{Roots, check_component};
 use crate::sparse::holes_are_zero;
@@ -429,6 +430,34 @@ impl Target {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .is_some()
+    }
+
+    /// Enters the copy in the index. To be called once it is published.
+    ///
+    /// # Errors
+    /// The state directory cannot be written. The copy is published all the same.
+    pub fn note(&self, index: &Index, fin: &Final) -> Result<(), Failure> {
+        let copy = self.copy();
+        let file = copy.partial().or(copy.old.as_ref().map(|old| &old.file));
+        let Some(file) = file else { return Ok(()) };
+        let key = FileState::of(file).map_err(|e| self.site.fault(e, "looking at the copy"))?;
+        let map = self.store.map()?;
+        let held = &self.site.held;
+        let already = *self.published.lock().unwrap_or_else(PoisonError::into_inner) == Some(true);
+        index.note(Note {
+            place: held.place(),
+            name: &self.site.name,
+            path: [held.path().as_slice(), &self.site.name].join(&b'/'),
+            job: self.job,
+            hash: self.store.hash(),
+            root: fin.root,
+            payload: self.store.payload(),
+            manifest: map.manifest(),
+            layout: self.store.layout(),
+            table: self.store.table(),
+            key,
+            already,
+        })
     }
 
     /// The job is cancelled here: partial, reservation and journal go, and directories made for it as far as they are

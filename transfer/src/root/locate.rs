@@ -6,7 +6,7 @@ use stage_core::assignment::Place;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::units::ByteCount;
 
-use super::{Roots, Spot, check_component, components};
+use super::{Held, Roots, Spot, check_component, components};
 use crate::fault;
 
 /// The directory of a place that holds generations of trees.
@@ -37,6 +37,19 @@ pub enum Found {
 }
 
 impl Roots {
+    /// The absolute path of a place, and its directory, held; `None` if that is missing below its root.
+    pub(crate) fn existing(&self, place: &Place) -> Result<(Vec<u8>, Option<Held>), Failure> {
+        let (root, dir) = self.choose(place)?;
+        let parts = components(dir)?;
+        let (spot, dir) = Spot::open(root, root.directory()?, parts);
+        let path = spot.path(spot.parts.len());
+        match dir {
+            Ok(dir) => Ok((path, Some(spot.held(dir, 0)))),
+            Err(Errno::NOENT) => Ok((path, None)),
+            Err(errno) => Err(spot.fail(errno, spot.parts.len())),
+        }
+    }
+
     /// Looks for what is published as `name` in a place.
     ///
     /// # Errors

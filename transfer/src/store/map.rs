@@ -22,6 +22,11 @@ impl Map {
         }
     }
 
+    /// What it is the map of.
+    pub(crate) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
     /// All entries.
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.manifest.entries

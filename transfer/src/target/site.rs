@@ -16,16 +16,16 @@ use crate::store::map::Map;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Site {
-    pub(super) held: Held,
+pub(crate) struct Site {
+    pub(crate) held: Held,
     pub(super) name: Vec<u8>,
     partial: String,
     /// The final path, for people.
-    pub(super) shown: String,
+    pub(crate) shown: String,
 }
 
 /// What stands under a name.
-pub(super) enum Seen {
+pub(crate) enum Seen {
     Absent,
     File(Stat),
     Other(&'static str),
@@ -37,7 +37,7 @@ pub(super) fn partial_name(job: JobId) -> String {
 }
 
 impl Site {
-    pub(super) fn new(held: Held, name: &[u8], job: JobId) -> Self {
+    pub(crate) fn new(held: Held, name: &[u8], job: JobId) -> Self {
         let mut path = held.path();
         path.push(b'/');
         path.extend(name);
@@ -67,7 +67,7 @@ impl Site {
     }
 
     /// What stands under the final name.
-    pub(super) fn look(&self) -> Result<Seen, Failure> {
+    pub(crate) fn look(&self) -> Result<Seen, Failure> {
         self.look_at(&self.name)
             .map_err(|e| self.fault(e, "looking at the target"))
     }
@@ -85,7 +85,7 @@ impl Site {
     }
 
     /// The file under the final name, for reading. It is looked at through the descriptor, so nothing is raced with.
-    pub(super) fn open_final(&self) -> rustix::io::Result<File> {
+    pub(crate) fn open_final(&self) -> rustix::io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(self.held.fd(), self.name.as_slice(), flags, Mode::empty())?;
         let stat = rustix::fs::fstat(&file)?;

@@ -9,6 +9,7 @@
 mod bench;
 mod crash;
 mod damage;
+mod index;
 mod life;
 mod locate;
 mod places;

@@ -1,0 +1,200 @@
+//! Removing what stage published, and nothing else.
+//!
+//! The file is renamed away first and looked at under its new name, which nobody else knows: what is unlinked is what
+//! was checked. The inode that is to go is written down before, so that an agent that dies in between knows what to do.
+
+use std::path::Path;
+
+use rustix::fs::{AtFlags, RenameFlags, renameat, renameat_with, unlinkat};
+use rustix::io::Errno;
+use stage_core::ask::{Removal, Removed};
+use stage_core::failure::{Code, Failure, show_path};
+use stage_core::id::JobId;
+use stage_core::units::ByteCount;
+
+use super::look::{Found, open, site_of};
+use super::{Entry, EntryKind, Index};
+use crate::crash::crash_point;
+use crate::fault;
+use crate::journal::{self, Phase};
+use crate::root::{Roots, check_component};
+use crate::target::site::{Seen, Site};
+
+impl Index {
+    /// Removes the copy at a path. Nothing there is no error.
+    ///
+    /// # Errors
+    /// It is not stage's, was changed since, is being written by a job that `is_open`, or cannot be removed.
+    pub fn remove(
+        &self,
+        roots: &Roots,
+        state: &Path,
+        removal: &Removal,
+        is_open: impl Fn(JobId) -> bool,
+    ) -> Result<Removed, Failure> {
+        check_component(&removal.name)?;
+        let (dir, held) = roots.existing(&removal.place)?;
+        let mut path = dir.clone();
+        path.push(b'/');
+        path.extend(&removal.name);
+        let shown = show_path(&path);
+        let entry = self.find(&path);
+        let absent = || {
+            self.forget(&path);
+            Ok(Removed {
+                path: shown.clone(),
+                was_there: false,
+                bytes: ByteCount(0),
+            })
+        };
+        let Some(held) = held else { return absent() };
+        let refuse = |code, why: &str, hint: &str| {
+            Err(Failure::new(code, format!("{shown} {why}"), hint).at(shown.clone()))
+        };
+        let Some(entry) = entry else {
+            let job = JobId::from_bytes([0; 16]);
+            return match Site::new(held, &removal.name, job).look()? {
+                Seen::Absent => absent(),
+                _ => refuse(
+                    Code::Exists,
+                    "was not published by stage",
+                    "remove it by other means if it is not wanted",
+                ),
+            };
+        };
+        drop(held);
+        let busy = journal::records(state).into_iter().find(|record| {
+            record.dir == dir
+                && record.name == removal.name
+                && record.phase < Phase::Published
+                && is_open(record.job)
+        });
+        if let Some(record) = busy {
+            return refuse(
+                Code::Exists,
+                &format!("is being written by job {}", record.job),
+                &format!(
+                    "wait for it with `stage wait {0}`, or end it with `stage cancel {0}`",
+                    record.job
+                ),
+            );
+        }
+        let now = match open(roots, &entry) {
+            Found::File(_, now) => now,
+            Found::Else(stage_core::ask::State::Missing, _) => return absent(),
+            Found::Else(_, why) => {
+                return refuse(
+                    Code::WrongKind,
+                    &format!("is not what stage published: {why}"),
+                    "look what lies there and remove it by other means",
+                );
+            }
+        };
+        if !removal.force && !entry.is_untouched(&now) {
+            return refuse(
+                Code::Exists,
+                &format!(
+                    "was changed since stage published it: {}",
+                    self.look(roots, &entry).1
+                ),
+                "`stage verify` says whether its content is still the same; --force removes it all the same",
+            );
+        }
+        if !removal.force && entry.found {
+            return refuse(
+                Code::Exists,
+                "stood there before stage came, which only found it to be right",
+                "--force removes it all the same",
+            );
+        }
+        match entry.kind {
+            EntryKind::File => self.remove_file(roots, &entry, now.ino)?,
+        }
+        self.forget(&path);
+        Ok(Removed {
+            path: shown,
+            was_there: true,
+            bytes: ByteCount(now.size),
+        })
+    }
+
+    fn remove_file(&self, roots: &Roots, entry: &Entry, inode: u64) -> Result<(), Failure> {
+        let Some(site) = site_of(roots, entry)? else {
+            return Ok(());
+        };
+        self.change(&entry.path, |entry| entry.removing = Some(inode))?;
+        crash_point!("before_away");
+        let away = away(entry);
+        let fail = |e: Errno| fault::of(e, "removing the copy", &site.shown);
+        let (dir, name) = (site.held.fd(), entry.name.as_slice());
+        let moved = match renameat_with(dir, name, dir, &away, RenameFlags::NOREPLACE) {
+            // File systems without it (NFS). The name is ours alone.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => renameat(dir, name, dir, &away),
+            other => other,
+        };
+        match moved {
+            Ok(()) => {}
+            Err(Errno::NOENT) => return Ok(()),
+            Err(e) => return Err(fail(e)),
+        }
+        crash_point!("after_away");
+        if finish(&site, entry, inode)? {
+            crash_point!("after_unlink");
+            return site.held.sync().map_err(fail);
+        }
+        self.change(&entry.path, |entry| entry.removing = None)?;
+        Err(Failure::new(
+            Code::Exists,
+            format!("{} was replaced by somebody else at this very moment", site.shown),
+            "look what lies there, then try again",
+        )
+        .at(site.shown.clone()))
+    }
+
+    /// Ends the removals in which an agent died. To be called once at its start.
+    pub fn recover(&self, roots: &Roots) {
+        for entry in self.entries() {
+            let Some(inode) = entry.removing else { continue };
+            let ended = site_of(roots, &entry).and_then(|site| {
+                let Some(site) = site else { return Ok(true) };
+                Ok(finish(&site, &entry, inode)? || matches!(site.look()?, Seen::Absent))
+            });
+            match ended {
+                Ok(true) => self.forget(&entry.path),
+                // It had not been renamed yet.
+                Ok(false) => {
+                    if let Err(failure) = self.change(&entry.path, |entry| entry.removing = None) {
+                        tracing::warn!("{failure}");
+                    }
+                }
+                Err(failure) => tracing::warn!("{failure}"),
+            }
+        }
+    }
+}
+
+/// The name under which a file waits to be unlinked. Two entries never share it.
+fn away(entry: &Entry) -> String {
+    let id = blake3::hash(&entry.path).to_hex();
+    format!(".stage-gone-{}", &id[..16])
+}
+
+/// Unlinks what was renamed away, if it is that inode; anything else gets its name back. `true`: it is gone.
+fn finish(site: &Site, entry: &Entry, inode: u64) -> Result<bool, Failure> {
+    let away = away(entry);
+    let dir = site.held.fd();
+    let fail = |e: Errno| fault::of(e, "removing the copy", &site.shown);
+    match rustix::fs::statat(dir, &away, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) if stat.st_ino == inode => {
+            unlinkat(dir, &away, AtFlags::empty()).map_err(fail)?;
+            Ok(true)
+        }
+        Ok(_) => {
+            let name = entry.name.as_slice();
+            renameat_with(dir, &away, dir, name, RenameFlags::NOREPLACE).map_err(fail)?;
+            Ok(false)
+        }
+        Err(Errno::NOENT) => Ok(false),
+        Err(e) => Err(fail(e)),
+    }
+}
