@@ -16,7 +16,7 @@ use std::time::Instant;
 use stage_core::assignment::{
     Assignment, Final, Order, Outcome, Prepared, Progress, Run, SourceReport, SourceSpec, TargetSpec,
 };
-use stage_core::digest::ChunkHash;
+use stage_core::digest::{ChunkHash, FileDigest};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobId, PlanVersion};
 use stage_core::manifest::Manifest;
@@ -182,8 +182,8 @@ impl Job {
                 self.prepare_target(version, target, payload, hash).await;
             }
             Order::Run(run) => self.be(run).await,
-            Order::Release => self.release().await,
-            Order::Cancel => self.cancel().await,
+            Order::Release { sha256 } => self.leave(sha256).await,
+            Order::Cancel => self.leave(None).await,
         }
         if ends {
             self.context.outbox.forget(self.id);
@@ -430,8 +430,16 @@ impl Job {
             return;
         }
         let published = {
-            let (target, fin) = (target.clone(), fin.clone());
-            blocking(move || target.publish(&fin)).await
+            let (target, fin, context) = (target.clone(), fin.clone(), self.context.clone());
+            blocking(move || {
+                let publication = target.publish(&fin)?;
+                // The index is a hint: without an entry the copy is as good.
+                if let Err(failure) = target.note(&context.index, &fin) {
+                    tracing::warn!("{failure}");
+                }
+                Ok(publication)
+            })
+            .await
         };
         match published {
             Ok(publication) => {
@@ -525,13 +533,13 @@ impl Job {
         }
     }
 
-    async fn release(&mut self) {
+    /// The job is over here. What is published stays, and is in the index with what is known of it.
+    async fn leave(&mut self, sha256: Option<FileDigest>) {
         self.halt().await;
-        self.clear(self.published).await;
-    }
-
-    async fn cancel(&mut self) {
-        self.halt().await;
+        let (context, job) = (self.context.clone(), self.id);
+        if let Err(failure) = blocking(move || context.index.settle(&context.state, job, sha256)).await {
+            tracing::warn!("{failure}");
+        }
         self.clear(self.published).await;
     }
 

@@ -7,6 +7,7 @@
 //! | `identity` | what an agent keeps across starts: instance, cluster, highest epoch |
 //! | `host` | what this host says of itself: windows, congestion controls, boot id |
 //! | `session` | the control session: dial, register, obey, report, dial again |
+//! | `asked` | questions of the coordinator, one task each |
 //! | `runner` | the jobs on this node, one task each |
 //! | `job` | one job on this node: source, target or both |
 //! | `local` | the socket for users of this host |
@@ -14,6 +15,7 @@
 //!
 //! Losing the coordinator stops nothing here: jobs go on receiving and serving; only publishing waits for FINAL.
 
+mod asked;
 pub mod config;
 mod error;
 mod host;
@@ -30,6 +32,7 @@ use std::time::Duration;
 
 use stage_net::Net;
 use stage_transfer::budget::Budget;
+use stage_transfer::index::Index;
 use stage_transfer::plane::DataPlane;
 use stage_transfer::root::Roots;
 use tokio::time::timeout;
@@ -99,11 +102,17 @@ impl Agent {
     /// Only what makes going on pointless; a lost coordinator is not among it.
     pub async fn run(self, stop: CancellationToken) -> Result<(), Error> {
         let outbox = Arc::new(Outbox::default());
+        let index = Arc::new(Index::open(&self.config.state));
+        {
+            let (index, roots) = (index.clone(), self.roots.clone());
+            blocking(move || index.recover(&roots)).await;
+        }
         let runner = Runner::new(Context {
             node: self.config.node.clone(),
             state: self.config.state.clone(),
             plane: self.plane.clone(),
             roots: self.roots.clone(),
+            index,
             budget: self.budget,
             outbox: outbox.clone(),
         });

@@ -9,6 +9,7 @@ use std::time::Duration;
 use stage_core::assignment::{Assignment, Progress};
 use stage_core::id::{Epoch, JobId, NodeName, PlanVersion};
 use stage_transfer::budget::Budget;
+use stage_transfer::index::Index;
 use stage_transfer::plane::DataPlane;
 use stage_transfer::root::Roots;
 use stage_transfer::target::sweep;
@@ -36,6 +37,7 @@ pub(crate) struct Context {
     pub(crate) state: PathBuf,
     pub(crate) plane: Arc<DataPlane>,
     pub(crate) roots: Arc<Roots>,
+    pub(crate) index: Arc<Index>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) outbox: Arc<Outbox>,
 }
@@ -83,6 +85,11 @@ impl Runner {
             jobs: Mutex::default(),
             stop: CancellationToken::new(),
         }
+    }
+
+    /// What every job works with.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     fn jobs(&self) -> MutexGuard<'_, Jobs> {

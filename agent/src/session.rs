@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use stage_core::assignment::{Assignment, Progress};
 use stage_core::failure::Failure;
-use stage_core::id::{ClusterId, Epoch, JobId};
+use stage_core::id::{AskId, ClusterId, Epoch, JobId};
 use stage_net::Net;
 use stage_proto::v1;
 use stage_proto::v1::agent_message::Body;
@@ -20,6 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::asked::Asked;
 use crate::identity::Identity;
 use crate::outbox::Outbox;
 use crate::runner::Runner;
@@ -124,7 +125,7 @@ impl Session {
         let welcome = match answer {
             Answer::Welcome(welcome) => welcome,
             Answer::Refused(failure) => return Ok(End::Refused((&failure).into())),
-            Answer::Assignment(_) | Answer::Heartbeat(_) => {
+            Answer::Assignment(_) | Answer::Heartbeat(_) | Answer::Ask(_) | Answer::Withdraw(_) => {
                 return Ok(End::Lost("it did not begin with a welcome".to_owned()));
             }
         };
@@ -139,6 +140,7 @@ impl Session {
         tracing::info!(coordinator = %self.config.coordinator, epoch = welcome.epoch, "joined");
         self.outbox.say_again();
 
+        let mut asked = Asked::new(runner.context().clone(), messages.clone());
         let mut heartbeat = interval(HEARTBEAT);
         let mut progress = interval(PROGRESS);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -159,6 +161,8 @@ impl Session {
                         heard = Instant::now();
                         match message.body {
                             Some(Answer::Assignment(assignment)) => self.obey(runner, &assignment).await,
+                            Some(Answer::Ask(ask)) => asked.ask(&ask, runner.held().into_keys().collect()),
+                            Some(Answer::Withdraw(withdraw)) => asked.withdraw(AskId(withdraw.id)),
                             Some(Answer::Refused(failure)) => return Ok(End::Refused((&failure).into())),
                             Some(Answer::Heartbeat(_) | Answer::Welcome(_)) | None => {}
                         }
@@ -166,6 +170,7 @@ impl Session {
                     Ok(None) => return Ok(End::Lost("it ended the session".to_owned())),
                     Err(status) => return Ok(End::Lost(status.message().to_owned())),
                 },
+                () = asked.answered() => {}
                 () = self.outbox.changed() => {
                     // Counters first: the fact may be the job's last, and its result is shown with what they say.
                     outgoing = fresh_progress(runner, &mut said);

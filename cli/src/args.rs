@@ -5,6 +5,8 @@
     reason = "these comments are help texts, in which brackets mean optional"
 )]
 
+mod inventory;
+
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -16,6 +18,8 @@ use stage_core::id::{IdError, JobId, NodeName, RootName};
 use stage_core::plan::ShapeChoice;
 use stage_core::units::{ByteCount, Rate, parse_time};
 use stage_net::grpc::CoordinatorUrl;
+
+pub(crate) use inventory::{Ls, Rm, Verify, Which};
 
 /// Put a huge file on every node of a cluster at the speed of the network, and prove every copy right.
 ///
@@ -92,6 +96,12 @@ pub(crate) enum Command {
     Nodes(Nodes),
     /// End a job; copies that are published stay, nothing else does
     Cancel(Cancel),
+    /// Show what is staged where
+    Ls(Ls),
+    /// Hash copies again and compare them with what was published
+    Verify(Verify),
+    /// Remove copies that stage published
+    Rm(Rm),
     /// Look into a topology file
     Topology(Topology),
     /// See it work on this machine, without any set-up
@@ -617,6 +627,9 @@ impl Command {
                 Some(NodesAction::Drain { output, .. } | NodesAction::Resume { output, .. }) => output.json,
             },
             Self::Cancel(cancel) => cancel.output.json,
+            Self::Ls(ls) => ls.output.json,
+            Self::Verify(verify) => verify.output.json,
+            Self::Rm(rm) => rm.output.json,
             Self::Topology(topology) => match &topology.action {
                 TopologyAction::Check { output, .. } => output.json,
             },
@@ -685,6 +698,9 @@ mod tests {
             "stage status --watch",
             "stage status 7",
             "stage cancel",
+            "stage ls --digest abc",
+            "stage rm genome.db",
+            "stage rm --from all",
             "stage demo --nodes 0",
             "stage agent --root relative",
             "stage coordinator --listen head:7700",

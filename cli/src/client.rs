@@ -4,8 +4,9 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use stage_core::ask::Said;
 use stage_core::failure::{Code, Failure};
-use stage_core::id::JobId;
+use stage_core::id::{JobId, NodeName};
 use stage_core::plan::Plan;
 use stage_net::Net;
 use stage_net::grpc::{CoordinatorUrl, connect};
@@ -172,6 +173,24 @@ impl Client {
         Ok(reply.nodes)
     }
 
+    /// Asks nodes what stage published there.
+    ///
+    /// # Errors
+    /// The coordinator refused, or went away.
+    pub(crate) async fn list(mut self, request: v1::ListRequest) -> Result<Answers, Error> {
+        let said = call!(self, list, request)?;
+        Ok(Answers { url: self.url, said })
+    }
+
+    /// Has nodes remove a copy.
+    ///
+    /// # Errors
+    /// The coordinator refused, or went away.
+    pub(crate) async fn remove(mut self, request: v1::RemoveRequest) -> Result<Answers, Error> {
+        let said = call!(self, remove, request)?;
+        Ok(Answers { url: self.url, said })
+    }
+
     /// Follows a job.
     pub(crate) fn watch(self, job: JobId) -> Watch {
         Watch {
@@ -180,6 +199,32 @@ impl Client {
             views: None,
             ended: false,
         }
+    }
+}
+
+/// What nodes answer, as it comes.
+pub(crate) struct Answers {
+    url: CoordinatorUrl,
+    said: Streaming<v1::NodeSaid>,
+}
+
+impl Answers {
+    /// The next part of a node's answer, and whether it is that node's last; `None` when all have said theirs.
+    ///
+    /// # Errors
+    /// The coordinator went away.
+    pub(crate) async fn next(&mut self) -> Result<Option<(NodeName, Said, bool)>, Error> {
+        let part = match self.said.message().await {
+            Ok(Some(part)) => part,
+            Ok(None) => return Ok(None),
+            Err(status) => return Err(refused(&self.url, &status)),
+        };
+        let said = part.said.unwrap_or_default();
+        let read = || {
+            let node = stage_proto::convert::parse("node", &part.node)?;
+            Ok((node, Said::try_from(&said)?, said.last))
+        };
+        read().map(Some).map_err(|error| strange(&error))
     }
 }
 

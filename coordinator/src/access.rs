@@ -23,6 +23,8 @@ pub const TABLE: &[(&str, &str, Who)] = &[
     ("Operator", "Cancel", Who::Operator),
     ("Operator", "Nodes", Who::Operator),
     ("Operator", "Drain", Who::Operator),
+    ("Operator", "List", Who::Operator),
+    ("Operator", "Remove", Who::Operator),
     ("Fleet", "Session", Who::Node),
 ];
 

@@ -1,6 +1,7 @@
 //! The one task that owns all state. Commands come in, each is applied at once and without waiting; then, for all that
 //! came together, one commit, and only after it agents, callers and watchers are told.
 
+mod asks;
 mod command;
 mod jobs;
 mod submit;
@@ -29,9 +30,11 @@ use crate::measurements::Measurements;
 use crate::state::Opened;
 use crate::store::{Change, Writer};
 
+pub(crate) use asks::Answers;
 pub(crate) use command::{Command, Report, View};
 pub(crate) use submit::Submit;
 
+use asks::Asks;
 use jobs::Entry;
 
 /// Commands taken together at most, for one commit.
@@ -104,6 +107,7 @@ pub(crate) struct Driver {
     /// In the order of their submits.
     order: Vec<JobId>,
     looks: BTreeMap<JobId, Look>,
+    asks: Asks,
     /// What agents said of each job among the commands taken together.
     reports: BTreeMap<JobId, Vec<Event>>,
     planning: JoinSet<(Asker, Result<Plan, PlanError>)>,
@@ -132,6 +136,7 @@ impl Driver {
             jobs: BTreeMap::new(),
             order: Vec::new(),
             looks: BTreeMap::new(),
+            asks: Asks::default(),
             reports: BTreeMap::new(),
             planning: JoinSet::new(),
             leases_at: Duration::ZERO,
@@ -223,6 +228,14 @@ impl Driver {
                 }
                 Err(failure) => out.answer(reply, Err(failure)),
             },
+            Command::Ask {
+                nodes,
+                question,
+                reply,
+            } => {
+                let result = self.ask(&nodes, &question, now, out);
+                out.answer(reply, result);
+            }
             Command::Group { name, nodes } => {
                 self.answers.insert(name, nodes);
             }
@@ -246,6 +259,7 @@ impl Driver {
                 }
             }
             Command::Closed { node, session } => {
+                self.asks_lost(&node, Some(session));
                 if self.fleet.closed(&node, session, now) {
                     self.each_job(&node, now, out, || Event::Away(node.clone()));
                 }
@@ -286,6 +300,7 @@ impl Driver {
         let node = registration.node.clone();
         tracing::info!(%node, version = registration.version, jobs = registration.jobs.len(), "agent registered");
         self.fleet.register(&registration, session, now);
+        self.asks_lost(&node, None);
         self.measurements.windows(&node, registration.windows);
         out.answer(reply, Ok(()));
         let welcome = v1::Welcome {
@@ -352,6 +367,7 @@ impl Driver {
             Report::Moved { job, from, to, why } => {
                 self.said(job, Event::Moved { node, from, to, why });
             }
+            Report::Said { id, said, last } => self.answered(&node, id, said, last, now, out),
             Report::Corrupt { job, parent, chunk } => {
                 self.said(job, Event::Corrupt { node, parent, chunk });
             }
@@ -371,6 +387,7 @@ impl Driver {
                 self.each_job(&node, now, out, || Event::Away(node.clone()));
             }
         }
+        self.turn_asks(now, out);
         let due: Vec<JobId> = self
             .jobs
             .iter()
@@ -408,7 +425,9 @@ impl Driver {
             .flat_map(|entry| [entry.wake, entry.show_at])
             .flatten();
         let looks = self.looks.values().map(|look| look.until);
-        jobs.chain(looks).fold(self.leases_at, Duration::min)
+        jobs.chain(looks)
+            .chain(self.asks.next())
+            .fold(self.leases_at, Duration::min)
     }
 
     /// Commits, then tells. Nothing is told if the commit failed: the process ends, and what was not told did not

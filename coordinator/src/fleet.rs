@@ -315,6 +315,29 @@ impl Fleet {
         }
     }
 
+    /// The session of a connected agent.
+    pub(crate) fn session(&self, node: &NodeName) -> Option<SessionId> {
+        Some(self.agents.get(node)?.session.as_ref()?.id)
+    }
+
+    /// Why an agent without a session does not answer.
+    pub(crate) fn why_silent(&self, node: &NodeName) -> Failure {
+        let failure = if self.drained.contains_key(node) {
+            Failure::new(
+                Code::Drained,
+                "the node is drained and its agent is away",
+                "`stage nodes resume` takes it back",
+            )
+        } else {
+            Failure::new(
+                Code::Away,
+                "the agent is away",
+                "`stage nodes` says since when; start the agent or drain the node",
+            )
+        };
+        failure.on(node)
+    }
+
     /// Sends to the agent if it is connected. One that does not read is cut off: it comes back and is told all again.
     pub(crate) fn send(&mut self, node: &NodeName, message: v1::coordinator_message::Body) {
         let Some(agent) = self.agents.get_mut(node) else {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use prost::Message as _;
+use stage_core::ask::Question;
 use stage_core::failure::{Code, Failure};
 use stage_net::grpc::Caller;
 use stage_proto::v1;
@@ -20,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::access::Gate;
-use crate::driver::Command;
+use crate::driver::{Answers, Command};
 
 /// Both services.
 #[derive(Clone)]
@@ -94,6 +95,21 @@ impl Service {
             .await
             .map_err(|_| status(&stopping()))?;
         answer.await.map_err(|_| status(&stopping()))
+    }
+}
+
+impl Service {
+    /// Puts a question to nodes.
+    async fn put(&self, nodes: String, question: Question) -> Result<Response<Heard>, Status> {
+        let answers = self
+            .ask(|reply| Command::Ask {
+                nodes,
+                question,
+                reply,
+            })
+            .await?
+            .map_err(|failure| status(&failure))?;
+        Ok(Response::new(Heard(answers)))
     }
 }
 
@@ -186,6 +202,29 @@ impl v1::operator_server::Operator for Service {
         }))
     }
 
+    type ListStream = Heard;
+
+    async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<Heard>, Status> {
+        self.admit("List", &request, request.get_ref().hello.as_ref())?;
+        let request = request.into_inner();
+        let question = decode::list(&request).map_err(|error| status(&invalid(&error)))?;
+        let nodes = if request.nodes.is_empty() {
+            "all".to_owned()
+        } else {
+            request.nodes
+        };
+        self.put(nodes, question).await
+    }
+
+    type RemoveStream = Heard;
+
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Result<Response<Heard>, Status> {
+        self.admit("Remove", &request, request.get_ref().hello.as_ref())?;
+        let request = request.into_inner();
+        let question = decode::removal(&request).map_err(|failure| status(&failure))?;
+        self.put(request.nodes, question).await
+    }
+
     async fn nodes(&self, request: Request<v1::NodesRequest>) -> Result<Response<v1::NodesReply>, Status> {
         self.admit("Nodes", &request, request.get_ref().hello.as_ref())?;
         let nodes = self.ask(|reply| Command::Nodes { reply }).await?;
@@ -234,6 +273,24 @@ impl v1::fleet_server::Fleet for Service {
             .tasks
             .spawn(async move { stop.run_until_cancelled(talk.run()).await });
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// What nodes answer, as it comes.
+pub(crate) struct Heard(Answers);
+
+impl Stream for Heard {
+    type Item = Result<v1::NodeSaid, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx).map(|part| {
+            part.map(|part| {
+                Ok(v1::NodeSaid {
+                    node: part.node.to_string(),
+                    said: Some(v1::Said::of(&part.said, part.last)),
+                })
+            })
+        })
     }
 }
 

@@ -52,7 +52,10 @@ pub enum Order {
     /// Move bytes.
     Run(Run),
     /// Nobody needs the chunks from here any more: stop serving, drop journal and partial. What is published stays.
-    Release,
+    Release {
+        /// The whole file's SHA-256, for the index of what lies here.
+        sha256: Option<FileDigest>,
+    },
     /// The job is cancelled here: stop, remove the partial and the journal. What is published stays.
     Cancel,
 }
@@ -60,7 +63,7 @@ pub enum Order {
 impl Order {
     /// Whether nothing of the job goes on at this node after it.
     pub fn ends(&self) -> bool {
-        matches!(self, Self::Release | Self::Cancel)
+        matches!(self, Self::Release { .. } | Self::Cancel)
     }
 }
 

@@ -355,8 +355,10 @@ fn waiting_ends_with_wait_for() {
     assert!(matches!(push.told[&node(1)].order, Order::Run(_)));
     push.later(100);
     assert_eq!((push.job.phase(), push.job.exit()), (Phase::Partial, 5));
-    assert_eq!(push.told[&node(1)].order, Order::Release);
-    assert_eq!(push.told[&node(0)].order, Order::Release);
+    let sha256 = push.job.record().sha256;
+    assert!(sha256.is_some(), "the index of what lies there wants it");
+    assert_eq!(push.told[&node(1)].order, Order::Release { sha256 });
+    assert_eq!(push.told[&node(0)].order, Order::Release { sha256 });
 }
 
 #[test]

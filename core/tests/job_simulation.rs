@@ -478,7 +478,7 @@ impl World {
                 }
                 self.agents[i].run = Some(run);
             }
-            Order::Release | Order::Cancel => {
+            Order::Release { .. } | Order::Cancel => {
                 let agent = &mut self.agents[i];
                 agent.run = None;
                 agent.held = false;

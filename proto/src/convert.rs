@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `order` | what a node is told to be for a job |
 //! | `report` | what a node says of it |
+//! | `ask` | questions beside orders, and their answers |
 //! | `plan` | plans |
 //!
 //! Here: what they share.
 
+mod ask;
 mod order;
 mod plan;
 mod report;
@@ -16,13 +18,15 @@ mod tests;
 
 use std::time::Duration;
 
-use stage_core::assignment::IfExists;
-use stage_core::digest::ChunkHash;
+use stage_core::assignment::{IfExists, Place};
+use stage_core::digest::{ChunkHash, FileDigest};
 use stage_core::failure::{Code, Failure};
 use stage_core::plan::WindowLimits;
 use stage_core::units::{ByteCount, Rate};
 
 use crate::v1;
+
+pub use ask::wanted;
 
 /// A message that does not mean anything.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +74,41 @@ fn limit(bytes_per_second: u64) -> Option<Rate> {
 
 fn limit_out(limit: Option<Rate>) -> u64 {
     limit.map_or(0, |rate| (rate.bytes_per_second() as u64).max(1))
+}
+
+/// A root's name, a directory, and whether that is absolute.
+fn place_out(place: &Place) -> (String, Vec<u8>, bool) {
+    match place {
+        Place::Root { root, dir } => (
+            root.as_ref().map(ToString::to_string).unwrap_or_default(),
+            dir.clone(),
+            false,
+        ),
+        Place::Absolute(dir) => (String::new(), dir.clone(), true),
+    }
+}
+
+fn place(field: &'static str, root: &str, dir: &[u8], absolute: bool) -> Result<Place, WireError> {
+    if absolute {
+        return Ok(Place::Absolute(dir.to_vec()));
+    }
+    let root = if root.is_empty() {
+        None
+    } else {
+        Some(parse(field, root)?)
+    };
+    Ok(Place::Root {
+        root,
+        dir: dir.to_vec(),
+    })
+}
+
+/// A file's digest; none where it is empty.
+fn file_digest(field: &'static str, bytes: &[u8]) -> Result<Option<FileDigest>, WireError> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(FileDigest(array(field, bytes)?)))
 }
 
 fn streams16(field: &'static str, value: u32) -> Result<u16, WireError> {

@@ -64,6 +64,32 @@ impl Operator for Fake {
         Ok(Response::new(v1::NodesReply::default()))
     }
 
+    type ListStream = Pin<Box<dyn Stream<Item = Result<v1::NodeSaid, Status>> + Send>>;
+
+    async fn list(&self, _: Request<v1::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let said = |said| {
+            Ok(v1::NodeSaid {
+                node: "n1".to_owned(),
+                said: Some(v1::Said::of(&said, false)),
+            })
+        };
+        Ok(Response::new(Box::pin(tokio_stream::iter([
+            said(Said::Progress(stage_core::ask::Progress { done: 1, total: 2 })),
+            said(Said::Copies(Vec::new())),
+            Err(Status::unavailable("it stops")),
+        ]))))
+    }
+
+    type RemoveStream = Self::ListStream;
+
+    async fn remove(&self, _: Request<v1::RemoveRequest>) -> Result<Response<Self::RemoveStream>, Status> {
+        let strange = v1::NodeSaid {
+            node: "n1".to_owned(),
+            said: None,
+        };
+        Ok(Response::new(Box::pin(tokio_stream::iter([Ok(strange)]))))
+    }
+
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Result<Response<v1::NodesReply>, Status> {
         Err(Status::internal("a fault of the coordinator's own"))
     }
@@ -280,4 +306,26 @@ fn only_a_broken_connection_is_tried_again() {
     assert!(is_transient(&Status::unavailable("gone")));
     assert!(!is_transient(&Status::internal("the coordinator's own fault")));
     assert!(!is_transient(&Status::not_found("no such job")));
+}
+
+#[tokio::test]
+async fn answers_come_in_parts_and_may_end_too_early() {
+    let (address, server) = serve(Fake::default(), "127.0.0.1:0");
+    let request = v1::ListRequest::default();
+    let mut answers = client(address).await.list(request).await.unwrap();
+    let n1: NodeName = "n1".parse().unwrap();
+    let progress = Said::Progress(stage_core::ask::Progress { done: 1, total: 2 });
+    assert_eq!(answers.next().await.unwrap(), Some((n1.clone(), progress, false)));
+    let copies = Said::Copies(Vec::new());
+    assert_eq!(answers.next().await.unwrap(), Some((n1, copies, false)));
+    assert_eq!(answers.next().await.unwrap_err().exit(), 3);
+    let mut answers = client(address)
+        .await
+        .remove(v1::RemoveRequest::default())
+        .await
+        .unwrap();
+    let error = answers.next().await.unwrap_err();
+    assert_eq!(error.exit(), 1);
+    assert!(error.to_string().contains("said.said: is missing"), "{error}");
+    server.abort();
 }

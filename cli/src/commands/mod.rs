@@ -7,6 +7,7 @@ mod coordinator;
 mod daemon;
 mod demo;
 pub(crate) mod follow;
+mod inventory;
 mod nodes;
 mod path;
 mod plan;
@@ -67,6 +68,9 @@ fn run(stage: Stage) -> Result<u8, Error> {
         Command::Path(flags) => block_on(path::run(flags, &connection)),
         Command::Nodes(nodes) => block_on(nodes::run(nodes, &connection)),
         Command::Cancel(cancel) => block_on(cancel::run(cancel, &connection)),
+        Command::Ls(ls) => block_on(inventory::ls(ls, &connection)),
+        Command::Verify(verify) => block_on(inventory::verify(verify, &connection)),
+        Command::Rm(rm) => block_on(inventory::rm(rm, &connection)),
         Command::Topology(topology) => topology::run(topology),
         Command::Demo(demo) => block_on(demo::run(demo, &connection)),
         Command::Coordinator(flags) => coordinator::run(flags, &connection),

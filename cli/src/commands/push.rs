@@ -146,7 +146,7 @@ fn limit(limit: Option<Rate>) -> u64 {
 }
 
 /// `ROOT:DIR` or an absolute directory, as the wire has it.
-fn dest(dest: Option<&OsStr>) -> Result<Vec<u8>, Error> {
+pub(super) fn dest(dest: Option<&OsStr>) -> Result<Vec<u8>, Error> {
     let bytes = dest.map(OsStr::as_bytes).unwrap_or_default();
     let named = bytes
         .split(|byte| *byte == b':')

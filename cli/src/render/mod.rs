@@ -3,6 +3,7 @@
 
 mod drawing;
 mod human;
+pub(crate) mod inventory;
 mod json;
 mod lists;
 mod place;

@@ -108,7 +108,7 @@ fn checksum(job: &Job, node: &Node) -> String {
 }
 
 /// The first digits of a digest: enough to tell two apart at a glance.
-fn short(digest: &str) -> &str {
+pub(super) fn short(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
 }
 

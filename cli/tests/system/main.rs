@@ -9,6 +9,7 @@
 
 mod cluster;
 mod faults;
+mod inventory;
 mod local;
 mod payload;
 mod push;

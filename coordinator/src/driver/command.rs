@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use stage_core::ask::{Question, Said};
 use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
 use stage_core::failure::Failure;
-use stage_core::id::{Epoch, JobId, NodeName, PlanVersion};
+use stage_core::id::{AskId, Epoch, JobId, NodeName, PlanVersion};
 use stage_core::plan::Plan;
 use stage_proto::v1;
 use tokio::sync::{oneshot, watch};
 
 use super::Submit;
+use super::asks::Answers;
 use crate::fleet::{Registration, Session, SessionId};
 
 /// A job as watchers see it: always the latest, whoever is slow misses what is in between.
@@ -46,6 +48,13 @@ pub(crate) enum Command {
         nodes: String,
         drain: bool,
         reply: oneshot::Sender<Result<Vec<v1::FleetNode>, Failure>>,
+    },
+    /// A question to nodes, beside their orders.
+    Ask {
+        /// TARGETS.
+        nodes: String,
+        question: Question,
+        reply: oneshot::Sender<Result<Answers, Failure>>,
     },
     /// A command group's answer.
     Group {
@@ -91,6 +100,12 @@ pub(crate) enum Report {
         from: NodeName,
         to: NodeName,
         why: String,
+    },
+    /// A part of an answer.
+    Said {
+        id: AskId,
+        said: Said,
+        last: bool,
     },
     Corrupt {
         job: JobId,

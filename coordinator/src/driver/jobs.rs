@@ -287,7 +287,7 @@ impl Driver {
             job: id,
             epoch: self.epoch,
             version: PlanVersion(2),
-            order: Order::Release,
+            order: Order::Release { sha256: None },
         };
         let source = look.submit.source.clone();
         out.after.push(After::Send(source.clone(), assign(&done)));

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
+use stage_core::ask::{Question, Removal, Said};
+use stage_core::assignment::{Outcome, Place, Prepared, Progress, SourceReport};
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{Epoch, JobId, PlanVersion};
+use stage_core::id::{AskId, Epoch, JobId, PlanVersion};
 use stage_core::job::UnfitRule;
 use stage_core::units::Rate;
-use stage_proto::convert::{if_exists, parse};
+use stage_proto::convert::{if_exists, parse, wanted};
 use stage_proto::{WireError, v1};
 
 use crate::driver::{Report, Submit};
@@ -17,6 +18,8 @@ use crate::fleet::Registration;
 const ENTRIES: usize = 4096;
 /// Longer texts of a peer are cut.
 const TEXT: usize = 400;
+/// So are paths and messages with paths in them: every byte of one may be written as four characters.
+const PATH: usize = 4 * 4096 + TEXT;
 
 fn fault(field: &'static str, why: &str) -> WireError {
     WireError {
@@ -132,6 +135,50 @@ pub(super) fn text(text: &str) -> String {
         .collect()
 }
 
+/// What an agent says is shown to people: its texts must be fit for a terminal.
+fn said(said: Said) -> Said {
+    let clean = |text: &str| -> String {
+        text.chars()
+            .take(PATH)
+            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .collect()
+    };
+    match said {
+        Said::Copies(mut copies) => {
+            for copy in &mut copies {
+                copy.path = clean(&copy.path);
+                copy.detail = text(&copy.detail);
+            }
+            Said::Copies(copies)
+        }
+        Said::Removed(mut removed) => {
+            removed.path = clean(&removed.path);
+            Said::Removed(removed)
+        }
+        Said::Failed(mut failure) => {
+            failure.message = clean(&failure.message);
+            failure.hint = clean(&failure.hint);
+            failure.path = failure.path.as_deref().map(clean);
+            Said::Failed(failure)
+        }
+        Said::Progress(progress) => Said::Progress(progress),
+    }
+}
+
+/// Which copies a person wants listed.
+pub(super) fn list(wire: &v1::ListRequest) -> Result<Question, WireError> {
+    wanted(&wire.path, &wire.digest, wire.verify).map(Question::List)
+}
+
+/// Which copy a person wants removed.
+pub(super) fn removal(wire: &v1::RemoveRequest) -> Result<Question, Failure> {
+    Ok(Question::Remove(Removal {
+        place: Place::parse(&wire.dest)?,
+        name: wire.name.clone(),
+        force: wire.force,
+    }))
+}
+
 pub(super) fn report(body: v1::agent_message::Body) -> Result<Report, WireError> {
     use v1::agent_message::Body;
     Ok(match body {
@@ -168,6 +215,14 @@ pub(super) fn report(body: v1::agent_message::Body) -> Result<Report, WireError>
             to: parse("moved.to", &moved.to)?,
             why: text(&moved.why),
         },
+        Body::Answer(answer) => {
+            let wire = answer.said.ok_or_else(|| fault("answer.said", "is missing"))?;
+            Report::Said {
+                id: AskId(answer.id),
+                said: said(Said::try_from(&wire)?),
+                last: wire.last,
+            }
+        }
         Body::Corrupt(corrupt) => Report::Corrupt {
             job: parse("corrupt.job", &corrupt.job)?,
             parent: parse("corrupt.parent", &corrupt.parent)?,

@@ -19,8 +19,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::lab::Lab;
 
 /// How an agent plays.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Play {
+    /// What it answers to a question.
+    pub(crate) says: fn(&v1::Ask) -> Vec<v1::Said>,
     /// The source declares FINAL only when this says so.
     pub(crate) hold_final: bool,
     /// What it answers to a prepare order as a target.
@@ -33,12 +35,28 @@ pub(crate) struct Play {
     pub(crate) source_fails: Option<v1::Failure>,
 }
 
+impl Default for Play {
+    fn default() -> Self {
+        Self {
+            says: |_| Vec::new(),
+            hold_final: false,
+            unfit: None,
+            source_unfit: None,
+            silent: false,
+            source_fails: None,
+        }
+    }
+}
+
 /// What an agent keeps over sessions.
 #[derive(Default)]
 pub(crate) struct Memory {
     /// Every order, in the order in which they came.
     pub(crate) orders: Vec<v1::Assignment>,
     jobs: BTreeMap<String, v1::HeldJob>,
+    /// Every question, and every one that was withdrawn.
+    pub(crate) asks: Vec<v1::Ask>,
+    pub(crate) withdrawn: Vec<u64>,
     pub(crate) cluster: String,
     pub(crate) epoch: u64,
 }
@@ -152,6 +170,17 @@ impl Agent {
                     }
                     Down::Refused(failure) => return Some(failure),
                     Down::Heartbeat(_) => {}
+                    Down::Ask(ask) => {
+                        for said in (play.says)(&ask) {
+                            let answer = v1::Answer {
+                                id: ask.id,
+                                said: Some(said),
+                            };
+                            let _ = out.send(Body::Answer(answer)).await;
+                        }
+                        kept.lock().unwrap().asks.push(ask);
+                    }
+                    Down::Withdraw(withdraw) => kept.lock().unwrap().withdrawn.push(withdraw.id),
                     Down::Assignment(assignment) => {
                         let answers = answer(&play, &kept, assignment);
                         for body in answers {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod agent;
+mod asks;
 mod lab;
 mod refusals;
 mod restart;

@@ -51,7 +51,10 @@ impl Job {
                 }
                 _ => None,
             },
-            Phase::Done | Phase::Partial => Some((Order::Release, 0)),
+            Phase::Done | Phase::Partial => {
+                let sha256 = self.record.sha256;
+                Some((Order::Release { sha256 }, 0))
+            }
             Phase::Cancelled => Some((Order::Cancel, 0)),
             // What the targets have is kept for some time: a push of the same payload goes on from there.
             Phase::Failed if self.source_was_lost() && !self.kept_long_enough() => None,
@@ -260,7 +263,10 @@ impl Job {
                 continue;
             };
             // Who was never told of the job need not hear that it ended, but after a restart nobody knows who was.
-            if matches!(order, Order::Release | Order::Cancel) && told.is_none() && !self.may_hold(&node) {
+            if matches!(order, Order::Release { .. } | Order::Cancel)
+                && told.is_none()
+                && !self.may_hold(&node)
+            {
                 continue;
             }
             let version = match told {

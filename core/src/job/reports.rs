@@ -16,7 +16,7 @@ impl Job {
             Order::PrepareSource(_) => true,
             Order::PrepareTarget { .. } => false,
             Order::Run(_) => return self.skipped(node, answer),
-            Order::Release | Order::Cancel => return,
+            Order::Release { .. } | Order::Cancel => return,
         };
         if for_source {
             if self.record.phase != Phase::Preparing || self.record.payload.is_some() {

@@ -1,13 +1,14 @@
 //! Orders: what a node is told to be for a job.
 
-use stage_core::assignment::{
-    Assignment, Final, Order, Peer, Place, Run, SourceSpec, StreamChoice, TargetSpec,
-};
+use stage_core::assignment::{Assignment, Final, Order, Peer, Run, SourceSpec, StreamChoice, TargetSpec};
 use stage_core::digest::RootDigest;
 use stage_core::id::{Epoch, JobKey, PlanVersion};
 use stage_core::units::{ByteCount, Rate};
 
-use super::{WireError, array, chunk_hash, fault, if_exists, limit, limit_out, parse, required, streams16};
+use super::{
+    WireError, array, chunk_hash, fault, file_digest, if_exists, limit, limit_out, parse, place, place_out,
+    required, streams16,
+};
 use crate::v1;
 
 impl From<&SourceSpec> for v1::SourceSpec {
@@ -42,14 +43,7 @@ impl TryFrom<&v1::SourceSpec> for SourceSpec {
 
 impl From<&TargetSpec> for v1::TargetSpec {
     fn from(spec: &TargetSpec) -> Self {
-        let (root, dir, absolute) = match &spec.place {
-            Place::Root { root, dir } => (
-                root.as_ref().map(ToString::to_string).unwrap_or_default(),
-                dir.clone(),
-                false,
-            ),
-            Place::Absolute(dir) => (String::new(), dir.clone(), true),
-        };
+        let (root, dir, absolute) = place_out(&spec.place);
         Self {
             root,
             dir,
@@ -62,19 +56,7 @@ impl From<&TargetSpec> for v1::TargetSpec {
 impl TryFrom<&v1::TargetSpec> for TargetSpec {
     type Error = WireError;
     fn try_from(wire: &v1::TargetSpec) -> Result<Self, WireError> {
-        let place = if wire.absolute {
-            Place::Absolute(wire.dir.clone())
-        } else {
-            let root = if wire.root.is_empty() {
-                None
-            } else {
-                Some(parse("target.root", &wire.root)?)
-            };
-            Place::Root {
-                root,
-                dir: wire.dir.clone(),
-            }
-        };
+        let place = place("target.root", &wire.root, &wire.dir, wire.absolute)?;
         Ok(Self {
             place,
             if_exists: if_exists(wire.if_exists)?,
@@ -211,7 +193,9 @@ impl From<&Assignment> for v1::Assignment {
                     hash: v1::ChunkHash::from(*hash).into(),
                 }),
                 Order::Run(run) => Wire::Run(run.into()),
-                Order::Release => Wire::Release(v1::Release {}),
+                Order::Release { sha256 } => Wire::Release(v1::Release {
+                    sha256: sha256.map(|digest| digest.0.to_vec()).unwrap_or_default(),
+                }),
                 Order::Cancel => Wire::Cancel(v1::CancelJob {}),
             }),
         }
@@ -234,7 +218,9 @@ impl TryFrom<&v1::Assignment> for Assignment {
                     hash: chunk_hash("prepare_target.hash", prepare.hash)?,
                 },
                 Wire::Run(run) => Order::Run(run.try_into()?),
-                Wire::Release(v1::Release {}) => Order::Release,
+                Wire::Release(release) => Order::Release {
+                    sha256: file_digest("release.sha256", &release.sha256)?,
+                },
                 Wire::Cancel(v1::CancelJob {}) => Order::Cancel,
             },
         })

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use stage_core::ask::{self, Copy, Question, Removal, Removed, Said, Wanted};
 use stage_core::assignment::{
     Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
     SourceSpec, StreamChoice, TargetSpec,
 };
 use stage_core::digest::{ChunkHash, Expected, FileDigest, Md5Digest, RootDigest};
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{Epoch, JobId, JobKey, PlanVersion};
+use stage_core::id::{AskId, Epoch, JobId, JobKey, PlanVersion};
 use stage_core::manifest::Manifest;
 use stage_core::payload::{Expectation, Payload, SourcePath, Walk};
 use stage_core::units::{ByteCount, Rate};
@@ -83,7 +84,10 @@ fn assignments_survive_the_wire() {
             fin: None,
             ..run()
         }),
-        Order::Release,
+        Order::Release { sha256: None },
+        Order::Release {
+            sha256: Some(FileDigest([8; 32])),
+        },
         Order::Cancel,
     ];
     for order in orders {
@@ -196,4 +200,62 @@ fn reports_survive_the_wire() {
     };
     let wire = v1::JobProgress::of(JobId::from_random([1; 16]), &progress);
     assert_eq!(Progress::try_from(&wire).unwrap(), progress);
+}
+
+#[test]
+fn questions_and_answers_survive_the_wire() {
+    let removal = |place| {
+        Question::Remove(Removal {
+            place,
+            name: b"genome.db".to_vec(),
+            force: true,
+        })
+    };
+    for question in [
+        Question::List(Wanted::default()),
+        Question::List(Wanted {
+            path: Some(b"/scratch/x".to_vec()),
+            digest: Some("abcd".parse().unwrap()),
+            verify: true,
+        }),
+        removal(Place::Absolute(b"/scratch".to_vec())),
+        removal(Place::Root {
+            root: None,
+            dir: b"db".to_vec(),
+        }),
+    ] {
+        let wire = v1::Ask::of(AskId(7), &question);
+        assert_eq!((wire.id, Question::try_from(&wire)), (7, Ok(question)));
+    }
+    let copy = Copy {
+        path: "/scratch/x".to_owned(),
+        kind: ask::Kind::File,
+        sha256: Some(FileDigest([8; 32])),
+        root: RootDigest([9; 32]),
+        bytes: ByteCount(77),
+        published: 1_700_000_000,
+        job: JobId::from_random([1; 16]),
+        found: true,
+        state: ask::State::Damaged,
+        detail: "chunk 3".to_owned(),
+    };
+    let unhashed = Copy {
+        sha256: None,
+        ..copy.clone()
+    };
+    for said in [
+        Said::Copies(Vec::new()),
+        Said::Copies(vec![copy, unhashed]),
+        Said::Removed(Removed {
+            path: "/scratch/x".to_owned(),
+            was_there: true,
+            bytes: ByteCount(77),
+        }),
+        Said::Progress(ask::Progress { done: 3, total: 9 }),
+        Said::Failed(Failure::new(Code::Exists, "x", "y")),
+    ] {
+        let wire = v1::Said::of(&said, true);
+        assert!(wire.last);
+        assert_eq!(Said::try_from(&wire).unwrap(), said);
+    }
 }

@@ -1,0 +1,463 @@
+//! What is staged where, and what became of a removal: lines for scripts as they come, for people equal ones folded.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use stage_core::ask::{Copy, Progress, Said};
+use stage_core::failure::{Code, Failure};
+use stage_core::id::NodeName;
+use stage_core::topology::hostlist;
+use stage_core::units::{ByteCount, show_time};
+
+use super::{Form, human, json, table};
+
+/// The copies as they are heard of.
+pub(crate) struct Listing {
+    form: Form,
+    copies: Vec<(NodeName, Copy)>,
+    bytes: u64,
+    count: u64,
+    nodes: u64,
+    silent: Vec<(NodeName, Failure)>,
+    progress: BTreeMap<NodeName, Progress>,
+    bar: Option<ProgressBar>,
+}
+
+impl Listing {
+    /// With a bar on the terminal where it may take long.
+    pub(crate) fn new(form: Form, long: bool) -> Self {
+        let bar = (long && form == Form::Human).then(|| {
+            let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {percent:>3}% {msg}");
+            let bar = ProgressBar::new(1);
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        Self {
+            form,
+            copies: Vec::new(),
+            bytes: 0,
+            count: 0,
+            nodes: 0,
+            silent: Vec::new(),
+            progress: BTreeMap::new(),
+            bar,
+        }
+    }
+
+    /// Takes a part of a node's answer.
+    ///
+    /// # Errors
+    /// The output is gone.
+    pub(crate) fn heard(&mut self, node: NodeName, said: Said, last: bool) -> io::Result<()> {
+        self.nodes += u64::from(last);
+        match said {
+            Said::Copies(copies) => {
+                for copy in copies {
+                    self.count += 1;
+                    self.bytes = self.bytes.saturating_add(copy.bytes.0);
+                    if self.form == Form::Json {
+                        json::write(&mut io::stdout().lock(), &CopyLine::of(&node, &copy))?;
+                    } else {
+                        self.copies.push((node.clone(), copy));
+                    }
+                }
+            }
+            Said::Progress(progress) => {
+                self.progress.insert(node, progress);
+                if let Some(bar) = &self.bar {
+                    let sum = |of: fn(&Progress) -> u64| self.progress.values().map(of).sum::<u64>();
+                    let (done, total) = (sum(|p| p.done), sum(|p| p.total));
+                    bar.set_length(total.max(1));
+                    bar.set_position(done);
+                    bar.set_message(format!(
+                        "{} of {} hashed on {}",
+                        ByteCount(done),
+                        ByteCount(total),
+                        human::count(self.progress.len(), "node")
+                    ));
+                }
+            }
+            Said::Failed(failure) => self.silent.push((node, failure)),
+            // No answer to this question.
+            Said::Removed(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether all answered that should: one that is drained need not.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.silent
+            .iter()
+            .all(|(_, failure)| failure.code == Code::Drained)
+    }
+
+    /// Shows what is left to show.
+    ///
+    /// # Errors
+    /// The output is gone.
+    pub(crate) fn finish(self, exit: u8) -> io::Result<()> {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        let mut out = io::stdout().lock();
+        match self.form {
+            Form::Quiet => {}
+            Form::Human if self.copies.is_empty() => writeln!(out, "no copies")?,
+            Form::Human => copies(&mut out, &self.copies, SystemTime::now())?,
+            Form::Json => json::write(
+                &mut out,
+                &ListedLine {
+                    event: "finished",
+                    exit,
+                    copies: self.count,
+                    bytes: self.bytes,
+                    nodes: self.nodes,
+                    unanswered: self.silent.iter().map(Silent::of).collect(),
+                },
+            )?,
+        }
+        complain(&self.silent, "did not answer");
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct CopyLine<'a> {
+    event: &'static str,
+    node: &'a NodeName,
+    path: &'a str,
+    kind: &'static str,
+    sha256: Option<String>,
+    root: String,
+    bytes: u64,
+    published: u64,
+    state: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    detail: &'a str,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    found: bool,
+    job: String,
+}
+
+impl<'a> CopyLine<'a> {
+    fn of(node: &'a NodeName, copy: &'a Copy) -> Self {
+        Self {
+            event: "copy",
+            node,
+            path: &copy.path,
+            kind: copy.kind.as_str(),
+            sha256: copy.sha256.map(|digest| digest.to_string()),
+            root: copy.root.to_string(),
+            bytes: copy.bytes.0,
+            published: copy.published,
+            state: copy.state.as_str(),
+            detail: &copy.detail,
+            found: copy.found,
+            job: copy.job.to_string(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ListedLine<'a> {
+    event: &'static str,
+    exit: u8,
+    copies: u64,
+    bytes: u64,
+    nodes: u64,
+    unanswered: Vec<Silent<'a>>,
+}
+
+#[derive(Serialize)]
+struct Silent<'a> {
+    node: &'a NodeName,
+    error: json::Cause<'a>,
+}
+
+impl<'a> Silent<'a> {
+    fn of((node, failure): &'a (NodeName, Failure)) -> Self {
+        Self {
+            node,
+            error: failure.into(),
+        }
+    }
+}
+
+/// Equal copies in one line.
+fn copies(out: &mut impl Write, copies: &[(NodeName, Copy)], now: SystemTime) -> io::Result<()> {
+    let mut folds: BTreeMap<_, (Vec<&str>, &Copy)> = BTreeMap::new();
+    for (node, copy) in copies {
+        let key = (
+            &copy.path,
+            copy.root,
+            copy.sha256,
+            copy.state,
+            &copy.detail,
+            copy.found,
+        );
+        let (nodes, oldest) = folds.entry(key).or_insert_with(|| (Vec::new(), copy));
+        nodes.push(node.as_str());
+        if copy.published < oldest.published {
+            *oldest = copy;
+        }
+    }
+    let mut table = table::plain(&["nodes", "path", "digest", "size", "age", "state"], &[3, 4]);
+    for (nodes, copy) in folds.values() {
+        let published = UNIX_EPOCH + Duration::from_secs(copy.published);
+        let mut state = copy.state.to_string();
+        if !copy.detail.is_empty() {
+            state = format!("{state}: {}", copy.detail);
+        }
+        if copy.found {
+            state += " (stood there before)";
+        }
+        table.add_row([
+            hostlist::fold(nodes.iter().copied()),
+            copy.path.clone(),
+            match &copy.sha256 {
+                Some(digest) => table::short(&digest.to_string()).to_owned(),
+                None => format!("root {}", table::short(&copy.root.to_string())),
+            },
+            copy.bytes.to_string(),
+            show_time(now.duration_since(published).unwrap_or_default()).to_string(),
+            state,
+        ]);
+    }
+    table::write(out, &table)
+}
+
+/// What became of removals as they are heard of.
+pub(crate) struct Removals {
+    form: Form,
+    /// By what happened, in words.
+    done: BTreeMap<String, Vec<NodeName>>,
+    removed: u64,
+    absent: u64,
+    failed: Vec<(NodeName, Failure)>,
+}
+
+impl Removals {
+    pub(crate) fn new(form: Form) -> Self {
+        Self {
+            form,
+            done: BTreeMap::new(),
+            removed: 0,
+            absent: 0,
+            failed: Vec::new(),
+        }
+    }
+
+    /// Takes a node's answer.
+    ///
+    /// # Errors
+    /// The output is gone.
+    pub(crate) fn heard(&mut self, node: &NodeName, said: &Said) -> io::Result<()> {
+        let line = match said {
+            Said::Removed(removed) => {
+                let (state, words) = if removed.was_there {
+                    self.removed += 1;
+                    ("removed", format!("removed {} ({})", removed.path, removed.bytes))
+                } else {
+                    self.absent += 1;
+                    ("absent", format!("{} was not there", removed.path))
+                };
+                self.done.entry(words).or_default().push(node.clone());
+                RemovedLine {
+                    event: "removed",
+                    node,
+                    path: Some(&removed.path),
+                    state,
+                    bytes: removed.bytes.0,
+                    error: None,
+                }
+            }
+            Said::Failed(failure) => {
+                self.failed.push((node.clone(), failure.clone()));
+                RemovedLine {
+                    event: "removed",
+                    node,
+                    path: failure.path.as_deref(),
+                    state: "failed",
+                    bytes: 0,
+                    error: Some(failure.into()),
+                }
+            }
+            // No end of an answer, or none to this question.
+            Said::Progress(_) | Said::Copies(_) => return Ok(()),
+        };
+        if self.form == Form::Json {
+            json::write(&mut io::stdout().lock(), &line)?;
+        }
+        Ok(())
+    }
+
+    /// Whether it is gone everywhere. A node that is drained does not count.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.failed
+            .iter()
+            .all(|(_, failure)| failure.code == Code::Drained)
+    }
+
+    /// Shows what is left to show.
+    ///
+    /// # Errors
+    /// The output is gone.
+    pub(crate) fn finish(self, exit: u8) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        match self.form {
+            Form::Quiet => {}
+            Form::Human => {
+                for (words, nodes) in &self.done {
+                    let nodes = hostlist::fold(nodes.iter().map(NodeName::as_str));
+                    writeln!(out, "{nodes}: {words}")?;
+                }
+            }
+            Form::Json => json::write(
+                &mut out,
+                &serde_json::json!({
+                    "event": "finished",
+                    "exit": exit,
+                    "removed": self.removed,
+                    "absent": self.absent,
+                    "failed": self.failed.len(),
+                }),
+            )?,
+        }
+        complain(&self.failed, "still has it, as far as is known");
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct RemovedLine<'a> {
+    event: &'static str,
+    node: &'a NodeName,
+    path: Option<&'a str>,
+    state: &'static str,
+    bytes: u64,
+    error: Option<json::Cause<'a>>,
+}
+
+/// Who did not do as asked, on standard error in every form: nodes with the same reason together.
+fn complain(failed: &[(NodeName, Failure)], what: &str) {
+    // Where standard error is gone, the exit code is all that is left to say.
+    drop(reasons(&mut io::stderr().lock(), failed, what));
+}
+
+fn reasons(out: &mut impl Write, failed: &[(NodeName, Failure)], what: &str) -> io::Result<()> {
+    let mut groups: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for (node, failure) in failed {
+        groups
+            .entry((&failure.message, &failure.hint))
+            .or_default()
+            .push(node.as_str());
+    }
+    for ((message, hint), nodes) in groups {
+        writeln!(out, "stage: {} {what}: {message}", hostlist::fold(nodes))?;
+        if !hint.is_empty() {
+            writeln!(out, "  next: {hint}")?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use stage_core::ask::{Kind, State};
+    use stage_core::digest::{FileDigest, RootDigest};
+    use stage_core::id::JobId;
+
+    use super::*;
+
+    fn copy() -> Copy {
+        Copy {
+            path: "/scratch/stage/genome.db".to_owned(),
+            kind: Kind::File,
+            sha256: Some(FileDigest([0x5a; 32])),
+            root: RootDigest([0xc3; 32]),
+            bytes: ByteCount(5 << 30),
+            published: 1_700_000_000,
+            job: JobId::from_bytes([0x11; 16]),
+            found: false,
+            state: State::Ok,
+            detail: String::new(),
+        }
+    }
+
+    fn on(node: &str, change: impl FnOnce(&mut Copy)) -> (NodeName, Copy) {
+        let mut copy = copy();
+        change(&mut copy);
+        (node.parse().unwrap(), copy)
+    }
+
+    #[test]
+    fn equal_copies_are_one_line() {
+        let all = [
+            on("n3", |copy| copy.published += 3),
+            on("n1", |_| ()),
+            on("n2", |copy| copy.published += 1),
+            on("n5", |copy| copy.found = true),
+            on("n4", |copy| {
+                copy.state = State::Damaged;
+                copy.detail = "chunk 3 of 5120 differs".to_owned();
+            }),
+            on("n1", |copy| {
+                copy.path = "/scratch/stage/a.db".to_owned();
+                copy.sha256 = None;
+                copy.state = State::Missing;
+            }),
+        ];
+        let mut out = Vec::new();
+        let now = UNIX_EPOCH + Duration::from_secs(1_700_000_200);
+        copies(&mut out, &all, now).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @"
+        nodes   path                      digest                 size         age  state
+        n1      /scratch/stage/a.db       root c3c3c3c3c3c3  5.00 GiB  3 min 20 s  missing
+        n[1-3]  /scratch/stage/genome.db  5a5a5a5a5a5a       5.00 GiB  3 min 20 s  ok
+        n5      /scratch/stage/genome.db  5a5a5a5a5a5a       5.00 GiB  3 min 20 s  ok (stood there before)
+        n4      /scratch/stage/genome.db  5a5a5a5a5a5a       5.00 GiB  3 min 20 s  damaged: chunk 3 of 5120 differs
+        ");
+    }
+
+    #[test]
+    fn a_copy_for_scripts() {
+        let mut out = Vec::new();
+        for (node, copy) in [
+            on("n1", |_| ()),
+            on("n2", |copy| {
+                copy.sha256 = None;
+                copy.state = State::Changed;
+                copy.detail = "it was written to".to_owned();
+                copy.found = true;
+            }),
+        ] {
+            json::write(&mut out, &CopyLine::of(&node, &copy)).unwrap();
+        }
+        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @r#"
+        {"event":"copy","node":"n1","path":"/scratch/stage/genome.db","kind":"file","sha256":"5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a","root":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","bytes":5368709120,"published":1700000000,"state":"ok","job":"11111111-1111-1111-1111-111111111111"}
+        {"event":"copy","node":"n2","path":"/scratch/stage/genome.db","kind":"file","sha256":null,"root":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","bytes":5368709120,"published":1700000000,"state":"changed","detail":"it was written to","found":true,"job":"11111111-1111-1111-1111-111111111111"}
+        "#);
+    }
+
+    #[test]
+    fn nodes_with_one_reason_are_named_together() {
+        let failed: Vec<(NodeName, Failure)> = ["n1", "n2", "n4"]
+            .iter()
+            .map(|node| {
+                let node: NodeName = node.parse().unwrap();
+                let failure = Failure::new(Code::Away, "the agent is away", "start it").on(&node);
+                (node, failure)
+            })
+            .collect();
+        let mut out = Vec::new();
+        reasons(&mut out, &failed, "did not answer").unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @"
+        stage: n[1-2,4] did not answer: the agent is away
+          next: start it
+        ");
+    }
+}
