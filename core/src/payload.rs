@@ -208,7 +208,7 @@ impl Payload {
 }
 
 /// What an entry takes on disk. The runs of a file share no block, or it would be one run.
-fn allocated_by(entry: &Entry) -> u64 {
+pub fn allocated_by(entry: &Entry) -> u64 {
     match &entry.kind {
         Kind::Dir => FS_BLOCK,
         Kind::HardLink { .. } => 0,

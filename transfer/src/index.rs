@@ -317,17 +317,18 @@ impl Index {
         let Some(record) = journal::peek(state, job) else {
             return Ok(());
         };
-        let mut path = record.dir;
-        path.push(b'/');
-        path.extend(record.name);
-        if self.find(&path).is_none_or(|entry| entry.job != job) {
-            return Ok(());
-        }
-        self.change(&path, |entry| {
-            if entry.job == job {
-                entry.sha256 = sha256.or(entry.sha256);
+        for name in &record.names {
+            let path = [record.dir.as_slice(), name].join(&b'/');
+            if self.find(&path).is_none_or(|entry| entry.job != job) {
+                continue;
             }
-        })
+            self.change(&path, |entry| {
+                if entry.job == job {
+                    entry.sha256 = sha256.or(entry.sha256);
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// Changes an entry, if there is one, durably.

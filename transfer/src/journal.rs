@@ -26,7 +26,7 @@ use stage_core::id::JobId;
 use crate::fault;
 
 const MAGIC: &[u8; 8] = b"stageT\r\n";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Room for the head: the longest path and much else.
 const HEAD: u64 = 8 << 10;
 /// Bytes of a slot.
@@ -39,7 +39,7 @@ const MOMENTS: i64 = 2;
 const NAME: &str = "table";
 
 /// Which file a table's chunks lie in, and in which state of it they were hashed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileState {
     /// Device.
     pub(crate) dev: u64,
@@ -121,8 +121,10 @@ pub(crate) struct Record {
     pub(crate) doubt: bool,
     /// The target's directory, absolute.
     pub(crate) dir: Vec<u8>,
-    /// The final name.
-    pub(crate) name: Vec<u8>,
+    /// How many partials there may be.
+    pub(crate) units: u16,
+    /// The final names; none where they would be too long for this head.
+    pub(crate) names: Vec<Vec<u8>>,
     /// How many of the directory's last components were made for this job.
     pub(crate) made: u32,
 }

@@ -19,6 +19,7 @@ use stage_core::id::RootName;
 use stage_core::units::ByteCount;
 
 use crate::fault;
+use crate::target::space::Spaces;
 
 pub use locate::{Found, Located};
 
@@ -29,6 +30,7 @@ const TRIES: usize = 32;
 #[derive(Debug)]
 pub struct Roots {
     roots: Vec<Root>,
+    spaces: Arc<Spaces>,
 }
 
 #[derive(Debug)]
@@ -62,7 +64,15 @@ impl Roots {
                 held: Mutex::new(None),
             })
             .collect();
-        Self { roots }
+        Self {
+            roots,
+            spaces: Arc::default(),
+        }
+    }
+
+    /// What jobs under way were promised in them.
+    pub(crate) fn spaces(&self) -> &Arc<Spaces> {
+        &self.spaces
     }
 
     /// Looks at each root: whether it is there and can be written, for real.

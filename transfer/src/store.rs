@@ -6,9 +6,7 @@ pub(crate) mod head;
 pub(crate) mod map;
 mod reuse;
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
@@ -27,6 +25,7 @@ use crate::crash::crash_point;
 use crate::journal::Table;
 use crate::source::files::Files;
 use crate::target::copy::Copy;
+use crate::target::lay::Laying;
 use head::Head;
 use map::Map;
 pub use reuse::Compared;
@@ -56,6 +55,8 @@ pub struct Store {
     head: Head,
     table: Table,
     bytes: Bytes,
+    /// At a target.
+    laying: Option<Laying>,
     budget: Arc<Budget>,
     owner: Owner,
     state: Mutex<State>,
@@ -95,6 +96,7 @@ pub(crate) struct Parts {
     pub(crate) hash: ChunkHash,
     pub(crate) table: Table,
     pub(crate) bytes: Bytes,
+    pub(crate) laying: Option<Laying>,
     pub(crate) have: ChunkSet,
     /// Of a stream, the shorter chunk among them.
     pub(crate) tail: Option<(ChunkIndex, u32)>,
@@ -139,6 +141,7 @@ impl Store {
             hash,
             table,
             bytes: Bytes::Source(files),
+            laying: None,
             have: ChunkSet::empty(layout.count()),
             tail: None,
             budget: budget.clone(),
@@ -157,6 +160,7 @@ impl Store {
             head: parts.head,
             table: parts.table,
             bytes: parts.bytes,
+            laying: parts.laying,
             budget: parts.budget,
             owner: Owner(OWNERS.fetch_add(1, Ordering::Relaxed)),
             state: Mutex::new(State {
@@ -487,21 +491,47 @@ impl Store {
             Part::Head(place) => return self.head.write(place + at as u64, bytes),
             Part::Data(place) => place + at as u64,
         };
-        let partial = self.partial(copy)?;
         if let Some(failure) = copy.no_space() {
             return Err(failure.clone());
         }
         let started = Instant::now();
         let map = self.map()?;
-        let written = map.pieces(place, bytes.len(), |_, to, part| {
-            partial.write_all_at(&bytes[part], to)
+        let written = map.pieces(place, bytes.len(), |entry, to, part| {
+            self.write_piece(copy, map, entry, to, &bytes[part])
         });
-        if let Err(e) = written {
-            // Other writes may have been lost with this one: nothing is believed unseen at the next start.
-            let _ = self.table.update(|record| record.doubt = true);
-            return Err(crate::fault::of_std(&e, "writing", copy.shown()));
+        if let Err(failure) = written {
+            if failure.code != Code::Exists {
+                // Other writes may have been lost with this one: nothing is believed unseen at the next start.
+                let _ = self.table.update(|record| record.doubt = true);
+            }
+            return Err(failure);
         }
         self.count_write(bytes.len(), started);
+        Ok(())
+    }
+
+    /// The head is whole: reads the manifest, and lays out what it speaks of.
+    fn lay_out(&self) -> Result<(), Failure> {
+        let (Some(copy), Some(laying)) = (self.target(), &self.laying) else {
+            return Ok(());
+        };
+        let _making = copy.making();
+        if self.is_laid_out() {
+            return Ok(());
+        }
+        let mut bytes = vec![0; self.payload.head().0 as usize];
+        self.head.read(0, &mut bytes)?;
+        let manifest = self.payload.decode(&bytes).map_err(|error| {
+            Failure::new(
+                Code::Corrupt,
+                format!("the payload's manifest came whole and is not right: {error}"),
+                "push again; if it comes back, report this as a bug of stage",
+            )
+        })?;
+        drop(bytes);
+        let map = Map::new(manifest);
+        laying.lay_out(copy, &self.table, &map)?;
+        self.map.set(map).expect("a manifest is taken in under one lock");
         Ok(())
     }
 
@@ -516,12 +546,17 @@ impl Store {
         if let Some(bytes) = bytes {
             self.budget.keep_hot(self.owner, index, bytes);
         }
-        let watchers: Vec<_> = {
+        let (watchers, head_is_whole): (Vec<_>, _) = {
             let mut state = self.state();
             state.have.insert(index);
             state.claimed.remove(index);
-            state.watchers.iter().filter_map(Weak::upgrade).collect()
+            let head = self.layout().head_count();
+            let whole = index.0 < head && (0..head).all(|index| state.have.contains(ChunkIndex(index)));
+            (state.watchers.iter().filter_map(Weak::upgrade).collect(), whole)
         };
+        if head_is_whole {
+            self.lay_out()?;
+        }
         for watcher in watchers {
             watcher.arrived(index);
         }
@@ -542,22 +577,18 @@ impl Drop for Store {
     }
 }
 
-/// The digest of so many bytes of the payload as they lie in a file; reads a block at a time.
-pub(crate) fn digest_in(
-    file: &File,
-    map: &Map,
-    place: u64,
-    len: usize,
+/// The digest of so many bytes, read a block at a time by `read`, which is told from where on.
+pub(crate) fn digest_by<E>(
     hash: ChunkHash,
-) -> std::io::Result<ChunkDigest> {
+    len: usize,
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+) -> Result<ChunkDigest, E> {
     let mut hasher = ChunkHasher::new(hash);
     let mut block = vec![0; BLOCK.min(len)];
     let mut done = 0;
     while done < len {
         let some = BLOCK.min(len - done);
-        map.pieces(place + done as u64, some, |_, from, part| {
-            file.read_exact_at(&mut block[part], from)
-        })?;
+        read(done as u64, &mut block[..some])?;
         hasher.update(&block[..some]);
         done += some;
     }

@@ -1,47 +1,55 @@
-//! A target's life on disk: prepare, partial, publish, discard.
+//! A target's life on disk: prepare, lay out, partial, publish, discard.
 //!
 //! ```text
-//!   prepare ── nothing there ──► partial reserved ── chunks ──► publish: fsync, intent, rename, fsync of the directory
-//!      │                              ▲
-//!      │                              │ first chunk that differs (--if-exists replace)
-//!      ├── a file there ──► candidate: its chunks are compared; all the same ──► publish: already there
-//!      ├── our own file there (crash after the rename) ──► published
-//!      └── else unfit, or skipped
+//!   prepare ── looks at the names, promises space ──► manifest at hand (in the order, or when the head is here)
+//!                                                          │
+//!   lay out ──┬── nothing there, or another ──► partial ◄──┘── chunks ──► publish: durable, intent, rename, durable
+//!             │                                   ▲
+//!             │                                   │ first chunk that differs (--if-exists replace)
+//!             ├── the same by its looks ──► twins: chunks are compared; all the same ──► publish: already there
+//!             └── our own (crash after the rename) ──► published
 //! ```
 
 pub(crate) mod copy;
+mod intent;
+pub(crate) mod lay;
+mod old;
 mod publish;
 mod reserve;
 pub(crate) mod site;
+pub(crate) mod space;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tree;
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use stage_core::assignment::{Final, IfExists, TargetSpec};
-use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet, Layout, Part};
+use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::JobId;
+use stage_core::manifest::MAX_NAME;
 use stage_core::payload::{Payload, UnitKind};
-use stage_core::units::ByteCount;
 
 use crate::budget::Budget;
 use crate::index::{Index, Note};
-use crate::journal::{self, FileState, Lies, Phase, Record, Table};
+use crate::journal::{self, FileState, Table};
 use crate::root::{Roots, check_component};
-use crate::sparse::holes_are_zero;
 use crate::store::head::Head;
-use crate::store::map::{Map, is_dense, size_of};
-use crate::store::{Bytes, Parts, Store, digest_in, layout_of};
-use copy::{Copy, Old};
+use crate::store::map::Map;
+use crate::store::{Bytes, Parts, Store, layout_of};
+use copy::Copy;
+use intent::Intent;
 pub use publish::{Publication, PublishError};
-use reserve::Partial;
 use site::{Seen, Site};
+use space::Promise;
+
+/// What a generation's name has after the tree's own.
+const MARK: usize = 1 + 16 + 4;
 
 /// A target that can take the payload, or need not.
 #[derive(Debug)]
@@ -59,14 +67,14 @@ pub enum Preparation {
 #[derive(Debug)]
 pub struct Target {
     store: Arc<Store>,
-    site: Arc<Site>,
+    sites: Vec<Arc<Site>>,
     state: PathBuf,
     job: JobId,
     /// Whether it is published, and if so whether it was there already.
     published: Mutex<Option<bool>>,
 }
 
-/// Looks whether the payload can be taken, reserves its space and takes up what an earlier run left. May hash again
+/// Looks whether the payload can be taken, promises its space and takes up what an earlier run left. May hash again
 /// all that an earlier run claimed, so it can take as long as reading the partial. One at a time for a job: the caller
 /// keeps the target as long as the job lasts.
 ///
@@ -81,334 +89,239 @@ pub fn prepare(
     hash: ChunkHash,
     budget: &Arc<Budget>,
 ) -> Result<Preparation, Failure> {
-    let refuse = |why: String| {
-        Failure::new(
-            Code::Usage,
-            format!("the payload cannot be laid out: {why}"),
-            "use the same version of stage on all nodes",
-        )
-    };
-    let inline = payload.inline().map_err(|error| refuse(error.to_string()))?;
-    let (Some(manifest), [unit]) = (inline, payload.units.as_slice()) else {
-        return Err(refuse("it is not one file".to_owned()));
-    };
-    if unit.kind != UnitKind::File {
-        return Err(refuse("it is not one file".to_owned()));
+    let map = payload.inline().map_err(|error| malformed(&error))?.map(Map::new);
+    layout_of(payload)?;
+    for unit in &payload.units {
+        check_component(&unit.name)?;
+        if unit.kind == UnitKind::Tree && unit.name.len() + MARK > MAX_NAME {
+            return Err(Failure::new(
+                Code::OutsideRoot,
+                format!("the name of a directory is longer than {} bytes", MAX_NAME - MARK),
+                "push it under another name (--as): its generations have the name and a mark",
+            ));
+        }
     }
-    check_component(&unit.name)?;
-    let map = Map::new(manifest);
-    let layout = layout_of(payload)?;
+    if payload.has_double_names() {
+        return Err(Failure::new(
+            Code::Usage,
+            "two parts of the payload have one name",
+            "push them one after another",
+        ));
+    }
     let mut held = roots.resolve(&spec.place)?;
     let before = journal::peek(state, job).filter(|record| record.dir == held.path());
     held.made = held.made.max(before.as_ref().map_or(0, |record| record.made));
+    let held = Arc::new(held);
+    let sites = payload
+        .units
+        .iter()
+        .enumerate()
+        .map(|(at, unit)| Arc::new(Site::new(held.clone(), &unit.name, unit.kind, job, at)))
+        .collect();
     let preparing = Preparing {
+        roots,
         state,
         job,
         rule: spec.if_exists,
-        site: Arc::new(Site::new(held, &unit.name, job)),
-        map,
-        layout,
+        sites,
         payload,
         hash,
         budget,
     };
-    let result = preparing.run();
+    let result = preparing.run(map);
     if !matches!(result, Ok(Preparation::Ready(_))) {
         preparing.clean_up(matches!(result, Ok(Preparation::Skipped { .. })));
     }
     result
 }
 
+fn malformed(error: &stage_core::manifest::ManifestError) -> Failure {
+    Failure::new(
+        Code::Usage,
+        format!("the payload cannot be laid out: {error}"),
+        "use the same version of stage on all nodes",
+    )
+}
+
 struct Preparing<'a> {
+    roots: &'a Roots,
     state: &'a Path,
     job: JobId,
     rule: IfExists,
-    site: Arc<Site>,
-    map: Map,
-    layout: Layout,
+    sites: Vec<Arc<Site>>,
     payload: &'a Payload,
     hash: ChunkHash,
     budget: &'a Arc<Budget>,
 }
 
 impl Preparing<'_> {
-    fn run(&self) -> Result<Preparation, Failure> {
-        let site = &self.site;
-        let seen = site.look()?;
-        if let Seen::File(stat) = &seen
-            && let Some(target) = self.published_before(stat.st_ino)?
-        {
-            return Ok(Preparation::Ready(target));
+    fn run(&self, map: Option<Map>) -> Result<Preparation, Failure> {
+        let seen = self
+            .sites
+            .iter()
+            .map(|site| site.look())
+            .collect::<Result<Vec<_>, _>>()?;
+        let ours = self.is_ours();
+        if !ours && self.rule == IfExists::Skip && !seen.iter().any(|seen| matches!(seen, Seen::Absent)) {
+            return Ok(Preparation::Skipped {
+                path: self.sites[0].shown.clone(),
+            });
         }
-        let skip = self.rule == IfExists::Skip;
-        let target = match seen {
-            Seen::Absent => self.with_partial(None)?,
-            Seen::File(_) | Seen::Other(_) if skip => {
-                return Ok(Preparation::Skipped {
-                    path: site.shown.clone(),
-                });
-            }
-            Seen::Other(kind) => return Err(site.wrong_kind(kind)),
-            Seen::File(stat) => {
-                let same_size = stat.st_size.cast_unsigned() == size_of(self.map.entry(0)).0;
-                let old = self.open_old();
-                match (self.rule, old) {
-                    (IfExists::Replace, Ok(old))
-                        if same_size && !site.has_partial() && self.has_our_holes(&old.file) =>
-                    {
-                        self.with_old_only(old)?
-                    }
-                    // A stream's chunks are told by nobody before they come.
-                    (IfExists::Replace, _) if self.payload.is_stream() => self.with_partial(None)?,
-                    _ if self.payload.is_stream() => {
-                        return Err(site.exists("and cannot be compared with what comes through a pipe"));
-                    }
-                    (IfExists::Replace, old) => self.with_partial(old.ok())?,
-                    _ if !same_size => return Err(site.exists("with another size")),
-                    (_, Ok(old)) if self.has_our_holes(&old.file) => {
-                        // A file came there since the partial was begun; if it is the payload, that is as good.
-                        site.remove_partial()?;
-                        self.with_old_only(old)?
-                    }
-                    (_, Ok(_)) => return Err(site.exists("with other content")),
-                    _ => return Err(site.exists("and cannot be compared with the payload")),
-                }
-            }
+        if !ours {
+            self.check_kinds(&seen)?;
+        }
+        let has_old = seen.iter().any(|seen| !matches!(seen, Seen::Absent));
+        // What an older copy shares with the payload is known when the payload is laid out; and so is what is here already.
+        let promise = if map.is_some() || has_old || ours {
+            Promise::default()
+        } else {
+            self.promise(self.payload.allocated.0)?
         };
-        Ok(Preparation::Ready(target))
-    }
-
-    /// Leaves nothing of a target that is not ready, unless it is an earlier run's partial that may yet be of use.
-    fn clean_up(&self, skipped: bool) {
-        if skipped && let Err(failure) = self.site.remove_partial() {
-            tracing::warn!("{failure}");
-        }
-        if self.site.has_partial() {
-            return;
-        }
-        if let Err(failure) = journal::remove(self.state, self.job) {
-            tracing::warn!("{failure}");
-        }
-        self.site.held.unmake();
-    }
-
-    /// Whether a file reads as zeros where the payload has holes; its data is compared chunk by chunk later.
-    fn has_our_holes(&self, file: &File) -> bool {
-        // One that cannot be read is compared with nothing.
-        is_dense(self.map.entry(0)) || holes_are_zero(file, self.map.entry(0)).unwrap_or(false)
-    }
-
-    fn open_old(&self) -> rustix::io::Result<Old> {
-        let file = self.site.open_final()?;
-        let state = FileState::of(&file)?;
-        Ok(Old { file, state })
-    }
-
-    fn record(&self, lies: Lies, file: FileState) -> Record {
-        Record {
+        let table = self.open_table()?;
+        let head = Head::open(self.state, self.job, self.payload)?;
+        let map = match map {
+            Some(map) => Some(map),
+            None => self.head_of_before(&table, &head)?,
+        };
+        let copy = Copy::new(self.sites.clone(), self.rule, has_old, promise);
+        let mut ended = None;
+        let laying = lay::Laying {
+            state: self.state.to_owned(),
             job: self.job,
-            manifest: self.payload.manifest,
-            hash: self.hash,
-            boot: journal::boot_id(),
-            lies,
-            file,
-            phase: Phase::Receiving,
-            doubt: false,
-            dir: self.site.held.path(),
-            name: self.site.name.clone(),
-            made: self.site.held.made,
-        }
-    }
-
-    fn open_table(&self) -> Result<Table, Failure> {
-        let table = Table::open(self.state, self.job, self.layout.count())?;
-        let foreign = |record: &Record| !record.is_of(self.job, self.payload.manifest, self.hash);
-        if table.record().as_ref().is_some_and(foreign) {
-            table.reset()?;
-        }
-        Ok(table)
-    }
-
-    fn target(
-        &self,
-        table: Table,
-        have: ChunkSet,
-        old: Option<Old>,
-        partial: Option<Partial>,
-    ) -> Result<Target, Failure> {
-        let tail = partial
-            .as_ref()
-            .and_then(|partial| self.tail(&have, &partial.file));
-        let copy = Copy::new(self.site.clone(), self.rule, old, partial);
-        let store = Store::assemble(Parts {
-            tail,
-            map: Some(self.map.clone()),
-            head: Head::open(self.state, self.job, self.payload)?,
             payload: self.payload.clone(),
+            hash: self.hash,
+            spaces: self.roots.spaces().clone(),
+        };
+        let mut published = None;
+        let mut have = ChunkSet::empty(layout_of(self.payload)?.count());
+        if let Some(map) = &map {
+            let laid = laying.lay_out(&copy, &table, map)?;
+            have = laid.have;
+            have.insert_run(0..layout_of(self.payload)?.head_count());
+            published = laid.published.then_some(false);
+            ended = laid.ended;
+        } else {
+            table.set_record(laying.record(&copy, journal::Lies::Partial, None))?;
+        }
+        let store = Store::assemble(Parts {
+            tail: self.tail(&have, &copy),
+            payload: self.payload.clone(),
+            map,
+            head,
+            laying: Some(laying),
             hash: self.hash,
             table,
             bytes: Bytes::Target(Box::new(copy)),
             have,
             budget: self.budget.clone(),
         })?;
-        Ok(Target {
+        let target = Target {
             store,
-            site: self.site.clone(),
+            sites: self.sites.clone(),
             state: self.state.to_owned(),
             job: self.job,
-            published: Mutex::new(None),
-        })
+            published: Mutex::new(published),
+        };
+        if let Some(size) = ended {
+            target.store.close(size)?;
+        }
+        if published.is_some() {
+            target.finish().map_err(|error| match error {
+                PublishError::Unfit(failure) | PublishError::Failed(failure) => failure,
+                PublishError::RootDiffers => unreachable!("finishing compares no root"),
+            })?;
+        }
+        Ok(Preparation::Ready(target))
+    }
+
+    /// Whether an earlier run of this job had begun to publish: then what stands there may be its own.
+    fn is_ours(&self) -> bool {
+        journal::peek(self.state, self.job).is_some_and(|record| {
+            record.is_of(self.job, self.payload.manifest, self.hash) && record.phase >= journal::Phase::Intent
+        }) && Intent::read(self.state, self.job).is_some()
+    }
+
+    fn check_kinds(&self, seen: &[Seen]) -> Result<(), Failure> {
+        for ((site, seen), unit) in self.sites.iter().zip(seen).zip(&self.payload.units) {
+            let left = self.rule == IfExists::Skip;
+            match (unit.kind, seen) {
+                _ if left => {}
+                (_, Seen::Absent) | (UnitKind::Tree, Seen::Generation | Seen::Dir) => {}
+                (UnitKind::File, Seen::File(stat)) => {
+                    let same = stat.st_size.cast_unsigned() == unit.size.0;
+                    if !same && self.rule == IfExists::Fail && !self.payload.is_stream() {
+                        return Err(site.exists("with another size"));
+                    }
+                }
+                (UnitKind::Tree, Seen::File(_)) => return Err(site.wrong_kind("a file")),
+                (UnitKind::File, Seen::Generation | Seen::Dir) => return Err(site.wrong_kind("a directory")),
+                (_, Seen::Other(kind)) => return Err(site.wrong_kind(kind)),
+            }
+        }
+        Ok(())
+    }
+
+    fn promise(&self, need: u64) -> Result<Promise, Failure> {
+        lay::promise(self.roots.spaces(), &self.sites[0], need, self.payload)
+    }
+
+    /// Leaves nothing of a target that is not ready, unless it is an earlier run's partial that may yet be of use.
+    fn clean_up(&self, skipped: bool) {
+        for site in &self.sites {
+            if skipped && let Err(failure) = site.remove_partial() {
+                tracing::warn!("{failure}");
+            }
+        }
+        if self.sites.iter().any(|site| site.has_partial()) {
+            return;
+        }
+        if let Err(failure) = journal::remove(self.state, self.job) {
+            tracing::warn!("{failure}");
+        }
+        self.sites.iter().for_each(|site| site.unmake());
+    }
+
+    fn open_table(&self) -> Result<Table, Failure> {
+        let table = Table::open(self.state, self.job, layout_of(self.payload)?.count())?;
+        let foreign = |record: &journal::Record| !record.is_of(self.job, self.payload.manifest, self.hash);
+        if table.record().as_ref().is_some_and(foreign) {
+            table.reset()?;
+        }
+        Ok(table)
     }
 
     /// Of a stream, the chunk here that is shorter than the others: where the partial ends.
-    fn tail(&self, have: &ChunkSet, partial: &File) -> Option<(ChunkIndex, u32)> {
-        let len = partial.metadata().ok()?.len();
+    fn tail(&self, have: &ChunkSet, copy: &Copy) -> Option<(ChunkIndex, u32)> {
+        let len = copy.len_of_partial().filter(|_| self.payload.is_stream())?;
         let index = ChunkIndex(u32::try_from(len / CHUNK).ok()?);
         let short = u32::try_from(len % CHUNK).ok()?;
-        (self.layout.is_open() && short > 0 && have.contains(index)).then_some((index, short))
+        (short > 0 && have.contains(index)).then_some((index, short))
     }
 
-    /// The target of a run that had published, or had begun to: what lies under the final name decides.
-    fn published_before(&self, inode: u64) -> Result<Option<Target>, Failure> {
-        let ours = |record: &Record| {
-            record.is_of(self.job, self.payload.manifest, self.hash)
-                && record.name == self.site.name
-                && record.phase >= Phase::Intent
-                && record.lies == Lies::Partial
-                && record.file.ino == inode
-        };
-        let Some(record) = journal::peek(self.state, self.job).filter(ours) else {
-            return Ok(None);
-        };
-        let Ok(old) = self.open_old() else { return Ok(None) };
-        // The mount may be another one after a boot, the inode and its time are not.
-        let untouched = (old.state.dev, old.state.ino, old.state.size, old.state.mtime)
-            == (
-                record.file.dev,
-                record.file.ino,
-                record.file.size,
-                record.file.mtime,
-            );
-        if !untouched {
+    /// The manifest that an earlier run received, if all of it is here; else nothing of that run counts.
+    fn head_of_before(&self, table: &Table, head: &Head) -> Result<Option<Map>, Failure> {
+        if table.claimed()?.is_empty() {
             return Ok(None);
         }
-        let table = self.open_table()?;
-        let mut have = table.claimed()?;
-        if let (true, Some(layout)) = (self.layout.is_open(), Layout::new(ByteCount(old.state.size))) {
-            have.set_limit(layout.count());
+        let mut bytes = vec![0; self.payload.head().0 as usize];
+        head.read(0, &mut bytes)?;
+        let manifest = self.payload.decode(&bytes).ok();
+        if manifest.is_none() {
+            table.reset()?;
         }
-        if !have.is_full() {
-            // Some digests were lost with the power: the file is compared as any other.
-            return Ok(None);
-        }
-        // Where a link made the name, the partial's may be left.
-        if self.site.partial_inode().is_some_and(|(_, ino)| ino == inode) {
-            self.site.remove_partial()?;
-        }
-        let size = ByteCount(old.state.size);
-        let target = self.target(table, have, None, Some(Partial::whole(old.file)))?;
-        target.store.close(size)?;
-        target.finish(target.copy()).map_err(|error| match error {
-            PublishError::Unfit(failure) | PublishError::Failed(failure) => failure,
-            PublishError::RootDiffers => unreachable!("finishing compares no root"),
-        })?;
-        *target.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(false);
-        Ok(Some(target))
-    }
-
-    /// The old copy is compared first; nothing is reserved yet.
-    fn with_old_only(&self, old: Old) -> Result<Target, Failure> {
-        let table = self.open_table()?;
-        let claimed = table.claimed()?;
-        let believed = table.record().is_some_and(|record| {
-            journal::is_this_boot(record.boot)
-                && !record.doubt
-                && record.lies == Lies::OldCopy
-                && record.file == old.state
-        });
-        let have = if believed {
-            claimed
-        } else {
-            self.hash_again(&table, &claimed, &old.file)?
-        };
-        table.set_record(self.record(Lies::OldCopy, old.state.clone()))?;
-        self.target(table, have, Some(old), None)
-    }
-
-    /// Into a partial, with an old copy to take chunks from or without.
-    fn with_partial(&self, old: Option<Old>) -> Result<Target, Failure> {
-        let table = self.open_table()?;
-        let fail = |e| self.site.fault(e, "looking at the partial file");
-        // One that another payload was written into has bytes where this one may have holes.
-        let partial = self.site.reopen_partial();
-        let (partial, have) = match partial.filter(|partial| self.has_our_holes(partial)) {
-            Some(partial) => {
-                let found = FileState::of(&partial).map_err(fail)?;
-                let claimed = table.claimed()?;
-                let believed = table.record().is_some_and(|record| {
-                    journal::is_this_boot(record.boot)
-                        && !record.doubt
-                        && record.lies == Lies::Partial
-                        && record.file.same_file(&found)
-                        && (found.size == size_of(self.map.entry(0)).0 || self.layout.is_open())
-                        && !table.is_outlived_by(&found)
-                });
-                let have = if believed {
-                    claimed
-                } else {
-                    self.hash_again(&table, &claimed, &partial)?
-                };
-                (Partial::reserve(partial, &self.site, &self.map)?, have)
-            }
-            None => {
-                table.reset()?;
-                let partial = self.site.create_partial(&self.map)?;
-                (partial, ChunkSet::empty(self.layout.count()))
-            }
-        };
-        let now = FileState::of(&partial.file).map_err(fail)?;
-        table.set_record(self.record(Lies::Partial, now))?;
-        self.target(table, have, old, Some(partial))
-    }
-
-    /// The claimed chunks whose bytes in the file still have the digest that the table tells; the others' slots are
-    /// emptied.
-    fn hash_again(&self, table: &Table, claimed: &ChunkSet, file: &File) -> Result<ChunkSet, Failure> {
-        let mut good = ChunkSet::empty(self.layout.count());
-        for index in claimed.iter() {
-            let Part::Data(place) = self.layout.part(index) else {
-                continue;
-            };
-            let len = self.layout.len(index);
-            let found = digest_in(file, &self.map, place, len, self.hash).ok();
-            if found.is_some() && found == table.get(index) {
-                good.insert(index);
-            } else {
-                table.clear(index)?;
-            }
-        }
-        if !claimed.is_empty() {
-            tracing::info!(
-                job = %self.job,
-                path = self.site.shown,
-                claimed = claimed.len(),
-                good = good.len(),
-                "hashed again what the chunk table claimed"
-            );
-        }
-        Ok(good)
+        Ok(manifest.map(Map::new))
     }
 }
 
 impl Target {
-    /// The final path, as text fit for a terminal.
-    pub fn path(&self) -> &str {
-        &self.site.shown
+    /// The final path, as text fit for a terminal: of several units their directory's.
+    pub fn path(&self) -> String {
+        self.copy().shown()
     }
 
     /// Whether an older copy stands there, which may prove to be the same content.
     pub fn is_candidate(&self) -> bool {
-        self.copy().has_old()
+        self.copy().seen_old
     }
 
     /// Whether other content there is left, and counts as done.
@@ -437,17 +350,16 @@ impl Target {
     /// # Errors
     /// The state directory cannot be written. The copy is published all the same.
     pub fn note(&self, index: &Index, fin: &Final) -> Result<(), Failure> {
-        let copy = self.copy();
-        let file = copy.partial().or(copy.old.as_ref().map(|old| &old.file));
-        let Some(file) = file else { return Ok(()) };
-        let key = FileState::of(file).map_err(|e| self.site.fault(e, "looking at the copy"))?;
+        let ([site], Some(file)) = (self.sites.as_slice(), self.copy().only_file()) else {
+            return Ok(());
+        };
+        let key = FileState::of(file).map_err(|e| site.fault(e, "looking at the copy"))?;
         let map = self.store.map()?;
-        let held = &self.site.held;
         let already = *self.published.lock().unwrap_or_else(PoisonError::into_inner) == Some(true);
         index.note(Note {
-            place: held.place(),
-            name: &self.site.name,
-            path: [held.path().as_slice(), &self.site.name].join(&b'/'),
+            place: site.held.place(),
+            name: &site.name,
+            path: [site.held.path().as_slice(), &site.name].join(&b'/'),
             job: self.job,
             hash: self.store.hash(),
             root: fin.root,
@@ -460,35 +372,63 @@ impl Target {
         })
     }
 
-    /// The job is cancelled here: partial, reservation and journal go, and directories made for it as far as they are
+    /// The job is cancelled here: partials, reservation and journal go, and directories made for it as far as they are
     /// empty. What is published stays.
     ///
     /// # Errors
     /// Something of it could not be removed.
     pub fn discard(self) -> Result<(), Failure> {
         if !self.is_published() {
-            self.site.remove_partial()?;
             self.copy().stop_reserving();
-            if let Some(partial) = self.copy().partial() {
-                // Whoever still holds the store must not hold the space.
-                let _ = rustix::fs::ftruncate(partial, 0);
+            // Whoever still holds the store must not hold the space.
+            self.copy().empty_partials();
+            for site in &self.sites {
+                site.remove_partial()?;
             }
+            remove_generations(&self.sites, &self.state, self.job);
         }
         journal::remove(&self.state, self.job)?;
-        self.site.held.unmake();
+        self.sites.iter().for_each(|site| site.unmake());
         Ok(())
     }
 
-    /// Nobody needs the job here any more: the journal goes, and a partial that was never published. What is published
+    /// Nobody needs the job here any more: the journal goes, and partials that were never published. What is published
     /// stays, and goes on being served as long as its store is held.
     pub fn release(self) {
         if !self.is_published() {
-            self.copy().remove_partial();
+            self.copy().remove_partials();
+            remove_generations(&self.sites, &self.state, self.job);
         }
         if let Err(failure) = journal::remove(&self.state, self.job) {
             tracing::warn!("{failure}");
         }
-        self.site.held.unmake();
+        self.sites.iter().for_each(|site| site.unmake());
+    }
+}
+
+/// Removes trees that moved to where generations lie, and that no name leads to.
+fn remove_generations(sites: &[Arc<Site>], state: &Path, job: JobId) {
+    let Some(intent) = Intent::read(state, job) else {
+        return;
+    };
+    for (site, inode) in sites.iter().zip(&intent.inodes) {
+        let generation = inode.and_then(|inode| site.generation_of(inode, &intent.root));
+        let Some(generation) = generation.filter(|_| site.kind == UnitKind::Tree) else {
+            continue;
+        };
+        if matches!(site.generation_now(), Ok(Some(now)) if now == generation) {
+            continue;
+        }
+        let removed = site.generations().and_then(|all| {
+            use std::os::fd::AsFd as _;
+            tree::remove(all.as_fd(), &generation)
+        });
+        if let Err(e) = removed {
+            tracing::warn!(
+                path = site.shown,
+                "a generation that was not published stays: {e}"
+            );
+        }
     }
 }
 
@@ -514,9 +454,23 @@ pub fn discard_job(roots: &Roots, state: &Path, job: JobId) -> Result<(), Failur
         match roots.find(&record.dir) {
             Ok(mut held) => {
                 held.made = record.made;
-                let site = Site::new(held, &record.name, job);
-                site.remove_partial()?;
-                site.held.unmake();
+                let held = Arc::new(held);
+                let intent = Intent::read(state, job);
+                let sites: Vec<_> = (0..usize::from(record.units))
+                    .map(|at| {
+                        let (tree, name) = intent
+                            .as_ref()
+                            .and_then(|intent| intent.units.get(at).cloned())
+                            .unwrap_or((true, b"-".to_vec()));
+                        let kind = if tree { UnitKind::Tree } else { UnitKind::File };
+                        Arc::new(Site::new(held.clone(), &name, kind, job, at))
+                    })
+                    .collect();
+                for site in &sites {
+                    site.remove_partial()?;
+                }
+                remove_generations(&sites, state, job);
+                sites.iter().for_each(|site| site.unmake());
             }
             Err(failure) => tracing::warn!(%job, "the partial's directory is gone: {failure}"),
         }

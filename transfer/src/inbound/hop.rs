@@ -91,6 +91,8 @@ struct State {
 struct Outbox {
     kept: Vec<ChunkIndex>,
     want: Vec<ChunkIndex>,
+    /// Bytes are wanted at once from now on.
+    no_offers: bool,
     ended: Vec<u32>,
     /// Came while another stream had them, perhaps one that will not bring them.
     missed: Vec<ChunkIndex>,
@@ -331,11 +333,12 @@ impl InHop {
     }
 
     async fn empty_outbox(&self, write: &mut WriteHalf<Conn>) -> Result<(), TransferError> {
-        let (kept, want, ended) = {
+        let (kept, want, no_offers, ended) = {
             let mut outbox = lock(&self.outbox);
             (
                 std::mem::take(&mut outbox.kept),
                 std::mem::take(&mut outbox.want),
+                std::mem::take(&mut outbox.no_offers),
                 std::mem::take(&mut outbox.ended),
             )
         };
@@ -344,6 +347,9 @@ impl InHop {
         }
         for batch in want.chunks(MAX_BATCH) {
             say(write, &ToParent::Want(batch.to_vec())).await?;
+        }
+        if no_offers {
+            say(write, &ToParent::Start { offers: false }).await?;
         }
         // After what they brought was said to be kept: the rest is sent again.
         for stream in ended {
@@ -373,6 +379,21 @@ impl InHop {
         }
     }
 
+    /// The payload's head is wanted before anything else: without the manifest, nobody knows what the rest is held against.
+    fn want_head(&self, items: Vec<(ChunkIndex, ChunkDigest)>) {
+        let store = &self.shared.store;
+        let (head, rest): (Vec<_>, Vec<_>) = items
+            .into_iter()
+            .partition(|(index, _)| index.0 < store.layout().head_count());
+        lock(&self.outbox).want.extend(
+            head.into_iter()
+                .map(|(index, _)| index)
+                .filter(|index| !store.has(*index)),
+        );
+        self.say.notify_one();
+        lock(&self.offered).splice(0..0, rest);
+    }
+
     /// Holds what is offered against the older copy. The disk work is done off the runtime, one batch after another.
     async fn compare(self: Arc<Self>) {
         loop {
@@ -382,6 +403,19 @@ impl InHop {
                     () = self.ending.cancelled() => return,
                     () = self.offers.notified() => continue,
                 }
+            }
+            if !self.shared.store.is_laid_out() {
+                self.want_head(items);
+                tokio::select! {
+                    () = self.ending.cancelled() => return,
+                    () = self.offers.notified() => continue,
+                }
+            }
+            if !self.shared.store.has_old() {
+                // Said after the offers that were answered, and those that were not are wanted then.
+                lock(&self.outbox).no_offers = true;
+                self.say.notify_one();
+                return;
             }
             let hop = self.clone();
             let compared = tokio::task::spawn_blocking(move || {
@@ -425,5 +459,9 @@ impl Watcher for InHop {
     fn arrived(&self, index: ChunkIndex) {
         lock(&self.outbox).kept.push(index);
         self.say.notify_one();
+        if index.0 < self.shared.store.layout().head_count() {
+            // The manifest may be known now.
+            self.offers.notify_one();
+        }
     }
 }

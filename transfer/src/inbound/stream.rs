@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use stage_core::chunk::BLOCK;
 use stage_core::digest::ChunkHasher;
+use stage_core::failure::{Code, Failure};
 use stage_net::{BlockingConn, Closer};
 
 use super::hop::{Fault, InHop};
@@ -180,8 +181,12 @@ impl Receiver<'_> {
             self.hop.missed(header.index);
             return Ok(());
         };
-        let failed = |failure| {
-            self.hop.fail(Fault::Store(failure));
+        let failed = |failure: Failure| {
+            self.hop.fail(match failure.code {
+                // Known only when the manifest had come, or a byte differed.
+                Code::Exists | Code::WrongKind => Fault::Unfit(failure),
+                _ => Fault::Store(failure),
+            });
             TransferError::Stopped
         };
         // Never waited for: without one the chunk goes through a block, and is read from the file by who needs it.

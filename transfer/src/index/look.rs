@@ -1,6 +1,7 @@
 //! What of an entry is there: by a look, or by hashing all of it.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -8,13 +9,14 @@ use stage_core::ask::State;
 use stage_core::chunk::{ChunkIndex, Part};
 use stage_core::digest::{RootHasher, chunk_digest};
 use stage_core::failure::Failure;
+use stage_core::payload::UnitKind;
 
 use super::{Entry, Index};
 use crate::fault;
 use crate::journal::{self, FileState};
 use crate::root::{Held, Roots};
 use crate::sparse::holes_are_zero;
-use crate::store::digest_in;
+use crate::store::digest_by;
 use crate::store::map::{Map, is_dense};
 use crate::target::site::{Seen, Site};
 
@@ -36,7 +38,15 @@ fn unreadable(failure: &Failure) -> Found {
 /// The directory of an entry as a site; `None` if it is gone.
 pub(super) fn site_of(roots: &Roots, entry: &Entry) -> Result<Option<Arc<Site>>, Failure> {
     let (_, held) = roots.existing(&entry.place)?;
-    Ok(held.map(|held: Held| Arc::new(Site::new(held, &entry.name, entry.job))))
+    Ok(held.map(|held: Held| {
+        Arc::new(Site::new(
+            Arc::new(held),
+            &entry.name,
+            UnitKind::File,
+            entry.job,
+            0,
+        ))
+    }))
 }
 
 pub(super) fn open(roots: &Roots, entry: &Entry) -> Found {
@@ -47,6 +57,7 @@ pub(super) fn open(roots: &Roots, entry: &Entry) -> Found {
     };
     match site.look() {
         Ok(Seen::Absent) => Found::Else(State::Missing, String::new()),
+        Ok(Seen::Dir | Seen::Generation) => Found::Else(State::Changed, "a directory lies there".to_owned()),
         Ok(Seen::Other(kind)) => Found::Else(State::Changed, format!("{kind} lies there")),
         Ok(Seen::File(_)) => match site.open_final().and_then(|file| {
             let state = FileState::of(&file)?;
@@ -149,7 +160,12 @@ impl Index {
                     let at = usize::try_from(at).unwrap_or(usize::MAX);
                     chunk_digest(entry.hash, &head[at..at + len])
                 }
-                Part::Data(at) => digest_in(file, &map, at, len, entry.hash).map_err(reading)?,
+                Part::Data(at) => digest_by(entry.hash, len, |from, block| {
+                    map.pieces(at + from, block.len(), |_, from, part| {
+                        file.read_exact_at(&mut block[part], from)
+                    })
+                })
+                .map_err(reading)?,
             };
             if kept.get(index).is_some_and(|kept| kept != digest) {
                 differing += 1;

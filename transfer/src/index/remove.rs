@@ -4,12 +4,14 @@
 //! was checked. The inode that is to go is written down before, so that an agent that dies in between knows what to do.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, RenameFlags, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
 use stage_core::ask::{Removal, Removed};
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
+use stage_core::payload::UnitKind;
 use stage_core::units::ByteCount;
 
 use super::look::{Found, open, site_of};
@@ -53,7 +55,7 @@ impl Index {
         };
         let Some(entry) = entry else {
             let job = JobId::from_bytes([0; 16]);
-            return match Site::new(held, &removal.name, job).look()? {
+            return match Site::new(Arc::new(held), &removal.name, UnitKind::File, job, 0).look()? {
                 Seen::Absent => absent(),
                 _ => refuse(
                     Code::Exists,
@@ -65,7 +67,7 @@ impl Index {
         drop(held);
         let busy = journal::records(state).into_iter().find(|record| {
             record.dir == dir
-                && record.name == removal.name
+                && (record.names.contains(&removal.name) || record.names.is_empty())
                 && record.phase < Phase::Published
                 && is_open(record.job)
         });

@@ -55,6 +55,9 @@ impl Queue {
     /// The child has said what it has.
     pub(crate) fn start(&mut self, offers: bool) {
         if self.started {
+            if !offers {
+                self.stop_offers();
+            }
             return;
         }
         self.started = true;
@@ -69,6 +72,16 @@ impl Queue {
             });
         } else {
             self.ready = wanted;
+        }
+    }
+
+    /// The child has nothing to hold offers against: what it has not answered is wanted.
+    fn stop_offers(&mut self) {
+        let Some(offers) = self.offer.take() else { return };
+        for index in offers.pending.iter().chain(offers.open.iter()) {
+            if self.here.contains(index) {
+                self.ready.insert(index);
+            }
         }
     }
 
@@ -277,11 +290,12 @@ mod tests {
         /// Whatever happens, a chunk that is here and that the child does not have is ready, sent, or on offer,
         /// and none is in two of these.
         #[test]
-        fn nothing_is_lost(offers: bool, steps in prop::collection::vec((0u8..6, 0u32..12, 0u32..3), 0..80)) {
+        fn nothing_is_lost(offers: bool, steps in prop::collection::vec((0u8..60, 0u32..12, 0u32..3), 0..80)) {
             let mut queue = started(12, offers);
             let mut offered = ChunkSet::empty(12);
             for (step, chunk, stream) in steps {
-                match step {
+                match if step == 59 { 6 } else { step % 6 } {
+                    6 => { queue.start(false); offered = ChunkSet::empty(12); }
                     0 => queue.arrived(i(chunk)),
                     1 => { queue.kept(i(chunk)); offered.remove(i(chunk)); }
                     2 => { queue.want(i(chunk)); offered.remove(i(chunk)); }

@@ -37,6 +37,11 @@ impl Map {
         &self.manifest.entries[index as usize]
     }
 
+    /// The pieces of one entry.
+    pub(crate) fn pieces_of(&self, entry: u32) -> impl Iterator<Item = &Piece> {
+        self.pieces.iter().filter(move |piece| piece.entry == entry)
+    }
+
     /// Calls `each` with the entry and the place in its file of every piece of `len` bytes of the sequence from `at`, and
     /// with the part of the `len` bytes that lies there.
     pub(crate) fn pieces<E>(

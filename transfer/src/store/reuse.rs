@@ -1,6 +1,5 @@
-//! Chunks of an older copy that are the payload's: compared, taken over, and a partial made when one is not.
+//! Chunks of an older copy that are the payload's: compared, and left where they are or copied to the partial.
 
-use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,7 +8,9 @@ use stage_core::digest::ChunkDigest;
 use stage_core::failure::Failure;
 
 use super::Store;
-use crate::target::copy::Copy;
+use super::map::Map;
+use crate::target::copy::{Copy, Wrote};
+use crate::target::lay::{chunks_of, digest, digest_old};
 
 /// Whether a chunk of an older copy is the payload's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,17 +22,22 @@ pub enum Compared {
 }
 
 impl Store {
-    /// Whether an older copy stands at the target, so that digests should come ahead of bytes.
+    /// Whether digests should come ahead of bytes: an older copy stands at the target, or nobody knows yet.
     pub fn wants_offers(&self) -> bool {
         self.target().is_some_and(Copy::has_old) && !self.is_complete()
+    }
+
+    /// Whether an older copy stands at the target, as far as is known.
+    pub(crate) fn has_old(&self) -> bool {
+        self.target().is_some_and(Copy::has_old)
     }
 
     /// Compares the older copy's chunk with the payload's digest.
     ///
     /// # Errors
     /// Other content, where the rule is to leave it: the target is unfit.
-    pub fn compare(self: &Arc<Self>, index: ChunkIndex, digest: ChunkDigest) -> Result<Compared, Failure> {
-        let Some(copy) = self.target() else {
+    pub fn compare(self: &Arc<Self>, index: ChunkIndex, offered: ChunkDigest) -> Result<Compared, Failure> {
+        let (Some(copy), Part::Data(place)) = (self.target(), self.layout().part(index)) else {
             return Ok(Compared::Different);
         };
         let Some(claim) = self.claim(index) else {
@@ -42,70 +48,101 @@ impl Store {
                 Compared::Different
             });
         };
-        // One at a time: a partial that is being made takes over all that was equal so far.
+        // One at a time: a file that becomes own takes over all that was equal so far.
         let _making = copy.making();
-        let Part::Data(place) = self.layout().part(index) else {
-            return Ok(Compared::Different);
-        };
-        let len = self.len(index);
         let map = self.map()?;
-        let same = copy.old_digest(map, place, len, self.hash) == Some(digest);
+        let len = self.len(index);
+        let mut entries = Vec::new();
+        let mut has_kin = true;
+        map.pieces(place, len, |entry, at, part| {
+            has_kin &= copy.has_kin(entry);
+            entries.push((entry, at, part.len()));
+            Ok::<(), Failure>(())
+        })?;
+        let same = has_kin && digest_old(copy, map, self.hash, place, len).is_ok_and(|old| old == offered);
         if !same {
-            self.make_partial(copy)?;
+            // Where the whole chunk is of one file, it is that one that differs; else its bytes will tell.
+            if let [(entry, _, _)] = entries[..]
+                && copy.is_twin(entry)
+            {
+                self.make_own(copy, map, entry)?;
+            }
             return Ok(Compared::Different);
         }
-        if let Some(partial) = copy.partial() {
-            let started = Instant::now();
-            copy.carry(partial, map, place, len)?;
-            self.count_write(len, started);
+        let started = Instant::now();
+        let mut carried = 0;
+        for (entry, at, len) in entries.iter().filter(|(entry, ..)| !copy.is_twin(*entry)) {
+            copy.carry(map, *entry, *at, *len)?;
+            carried += len;
+        }
+        if carried > 0 {
+            self.count_write(carried, started);
             // The old copy is not ours: what counts is what arrived in the partial.
-            if copy.partial_digest(partial, map, place, len, self.hash)? != digest {
+            if digest(copy, map, self.hash, place, len)? != offered {
                 return Ok(Compared::Different);
             }
         }
-        claim.keep(digest, None)?;
+        claim.keep(offered, None)?;
         Ok(Compared::Same)
     }
 
-    /// The partial file to write into, made now if the old copy sufficed until now.
-    pub(super) fn partial<'s>(&'s self, copy: &'s Copy) -> Result<&'s File, Failure> {
-        if let Some(partial) = copy.partial() {
-            return Ok(partial);
+    /// Writes bytes of an entry, into the partial unless its twin has the same.
+    pub(super) fn write_piece(
+        &self,
+        copy: &Copy,
+        map: &Map,
+        entry: u32,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), Failure> {
+        if copy.write(map, entry, at, bytes)? == Wrote::Done {
+            return Ok(());
         }
-        let _making = copy.making();
-        self.make_partial(copy)
+        {
+            let _making = copy.making();
+            self.make_own(copy, map, entry)?;
+        }
+        copy.write(map, entry, at, bytes).map(drop)
     }
 
-    /// Makes the partial, with all the old copy's chunks that are the payload's. The caller holds the lock on making.
-    fn make_partial<'s>(&'s self, copy: &'s Copy) -> Result<&'s File, Failure> {
-        if let Some(partial) = copy.partial() {
-            return Ok(partial);
+    /// From now on an entry's bytes lie in the partial: those that were equal in the old copy are copied there. The caller
+    /// holds the lock on making.
+    fn make_own(&self, copy: &Copy, map: &Map, entry: u32) -> Result<(), Failure> {
+        if !copy.is_twin(entry) {
+            return Ok(());
         }
-        let map = self.map()?;
-        let partial = copy.create_partial(map)?;
+        copy.make_partial(map, entry)?;
+        let kept: Vec<_> = chunks_of(map, self.layout(), entry)
+            .into_iter()
+            .filter(|index| self.has(*index))
+            .collect();
+        for index in &kept {
+            let Part::Data(place) = self.layout().part(*index) else {
+                continue;
+            };
+            let started = Instant::now();
+            let mut carried = 0;
+            map.pieces(place, self.len(*index), |of, at, part| {
+                if of == entry {
+                    carried += part.len();
+                    copy.carry(map, of, at, part.len())?;
+                }
+                Ok(())
+            })?;
+            self.count_write(carried, started);
+        }
+        copy.set_own(entry);
+        // What the old copy has lost since it was compared is forgotten.
         let mut changed = ChunkSet::empty(self.layout().count());
-        for index in self.have().iter() {
+        for index in kept {
             let Part::Data(place) = self.layout().part(index) else {
                 continue;
             };
-            let len = self.len(index);
-            let started = Instant::now();
-            let carried = copy
-                .carry(&partial.file, map, place, len)
-                .and_then(|()| copy.partial_digest(&partial.file, map, place, len, self.hash));
-            match carried {
-                Ok(digest) if self.table.get(index) == Some(digest) => self.count_write(len, started),
-                Ok(_) => {
-                    changed.insert(index);
-                }
-                Err(failure) => {
-                    copy.remove_partial();
-                    return Err(failure);
-                }
+            let now = digest(copy, map, self.hash, place, self.len(index))?;
+            if self.table.get(index) != Some(now) {
+                changed.insert(index);
             }
         }
-        // What the old copy has lost since it was compared is forgotten before the table speaks of the partial.
-        self.disown(&changed)?;
-        copy.adopt_partial(partial, &self.table)
+        self.disown(&changed)
     }
 }

@@ -1,19 +1,28 @@
-//! Under its final name: in an order in which every crash leaves the name absent, whole old or whole new.
+//! Under their final names: in an order in which every crash leaves each name absent, whole old or whole new.
 
 use std::sync::PoisonError;
 
 use rustix::fs::{Mode, Timespec, Timestamps};
 use rustix::io::Errno;
 use stage_core::assignment::{Final, IfExists};
+use stage_core::chunk::ChunkSet;
+use stage_core::digest::RootDigest;
 use stage_core::failure::{Code, Failure};
+use stage_core::manifest::Entry;
+use stage_core::payload::UnitKind;
 
 use super::Target;
-use super::copy::Copy;
+use super::copy::{Copy, Partial, Unit};
+use super::intent::Intent;
+use super::lay::chunks_of;
+use super::old::{Kin, Old};
+use super::reserve;
 use super::site::Seen;
+use super::tree::Tree;
 use crate::crash::crash_point;
 use crate::fault;
 use crate::journal::{FileState, Phase};
-use crate::store::map::size_of;
+use crate::store::map::{Map, size_of};
 
 /// What [`Target::publish`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,116 +72,285 @@ impl Target {
         let already = match *published {
             Some(already) => already,
             None => {
-                let copy = self.copy();
-                self.check_place(copy)?;
-                let already = copy.partial().is_none();
-                if already {
-                    self.confirm_old(copy)?;
-                } else {
-                    self.rename_partial(copy)?;
-                }
+                let already = self.place(&fin.root)?;
                 *published = Some(already);
                 already
             }
         };
         Ok(Publication {
-            path: self.path().to_owned(),
+            path: self.path(),
             already,
         })
     }
 
-    /// The old copy was the payload, chunk by chunk: it must still be the file under the name, untouched.
-    fn confirm_old(&self, copy: &Copy) -> Result<(), PublishError> {
-        let site = &copy.site;
-        let looked = || -> rustix::io::Result<bool> {
-            let Some(old) = &copy.old else { return Ok(false) };
-            let named = FileState::of(&site.open_final()?)?;
-            // The modification time tells of writes, not the change time: a chmod makes no other content.
-            Ok(named.same_file(&old.state) && named.size == old.state.size && named.mtime == old.state.mtime)
-        };
-        if !looked().unwrap_or(false) {
-            return Err(PublishError::Unfit(
-                site.exists("and was changed while it was compared"),
-            ));
+    /// Gives every unit its final name; `true` if all stood there already.
+    fn place(&self, root: &RootDigest) -> Result<bool, PublishError> {
+        let copy = self.copy();
+        let map = self.store.map().map_err(PublishError::Failed)?;
+        let laid = copy.laid.get().expect("a complete target is laid out");
+        self.check_place(copy)?;
+        copy.stop_reserving();
+        let units: Vec<&Unit> = laid.units.iter().filter(|unit| !unit.left).collect();
+        for unit in &units {
+            match unit.partial.get() {
+                None => self.confirm_old(copy, unit, map)?,
+                Some(_) if unit.placed => {}
+                Some(partial) => self.complete(copy, unit, partial, map)?,
+            }
         }
-        self.store
-            .table()
-            .update(|record| record.phase = Phase::Published)
-            .map_err(PublishError::Failed)
+        crash_point!("before_fsync");
+        for unit in &units {
+            self.make_durable(copy, unit)?;
+        }
+        crash_point!("after_fsync");
+        let already = units.iter().all(|unit| unit.partial.get().is_none());
+        let table = self.store.table();
+        if already {
+            table
+                .update(|record| record.phase = Phase::Published)
+                .map_err(PublishError::Failed)?;
+            return Ok(true);
+        }
+        for unit in &units {
+            self.check_names(copy, unit, root)?;
+        }
+        let intent = self.intent(copy, root)?;
+        intent
+            .write(&self.state, self.job)
+            .map_err(PublishError::Failed)?;
+        let state = match (
+            laid.units.as_slice(),
+            units.first().and_then(|unit| unit.partial.get()),
+        ) {
+            ([_], Some(Partial::File(partial))) => FileState::of(&partial.file).ok(),
+            _ => None,
+        };
+        table
+            .update(|record| {
+                record.phase = Phase::Intent;
+                if let Some(state) = state {
+                    record.file = state;
+                }
+            })
+            .and_then(|()| table.sync())
+            .map_err(PublishError::Failed)?;
+        crash_point!("before_rename");
+        for (unit, inode) in laid.units.iter().zip(&intent.inodes) {
+            if let (Some(inode), false) = (inode, unit.placed) {
+                self.name(copy, unit, *inode, root)?;
+            }
+            crash_point!("after_rename");
+        }
+        for unit in laid.units.iter().filter(|unit| unit.left) {
+            if let Err(failure) = unit.site.remove_partial() {
+                tracing::warn!("{failure}");
+            }
+        }
+        self.finish()?;
+        Ok(false)
     }
 
-    fn rename_partial(&self, copy: &Copy) -> Result<(), PublishError> {
-        let site = &copy.site;
-        let map = self.store.map().map_err(PublishError::Failed)?;
-        let entry = map.entry(0);
+    fn intent(&self, copy: &Copy, root: &RootDigest) -> Result<Intent, PublishError> {
+        let laid = copy.laid.get().expect("looked for before");
+        let inodes = laid.units.iter().map(|unit| match unit.partial.get() {
+            Some(partial) if !unit.left => partial
+                .inode()
+                .map(Some)
+                .map_err(|e| PublishError::Failed(unit.site.fault(e, "looking at the partial"))),
+            _ => Ok(None),
+        });
+        Ok(Intent {
+            root: *root,
+            inodes: inodes.collect::<Result<_, _>>()?,
+            units: copy
+                .sites
+                .iter()
+                .map(|site| (site.kind == UnitKind::Tree, site.name.clone()))
+                .collect(),
+        })
+    }
+
+    /// The old copy was the unit, chunk by chunk: it must still be what the name leads to, untouched.
+    fn confirm_old(&self, copy: &Copy, unit: &Unit, map: &Map) -> Result<(), PublishError> {
+        let laid = copy.laid.get().expect("looked for before");
+        let Some(old) = &unit.old else {
+            return Err(PublishError::Unfit(
+                unit.site.exists("and cannot be compared with the payload"),
+            ));
+        };
+        let named = match old {
+            Old::File { state, .. } => unit
+                .site
+                .open_final()
+                .and_then(|file| FileState::of(&file))
+                .is_ok_and(|now| now.same_file(state)),
+            Old::Tree(dir) => {
+                let inode =
+                    |dir: &rustix::fd::OwnedFd| rustix::fs::fstat(dir).map(|stat| (stat.st_dev, stat.st_ino));
+                let now = unit.site.open_final_dir().and_then(|now| inode(&now));
+                now.is_ok() && now == inode(dir) && old.has_structure(map, unit.range.clone())
+            }
+        };
+        let untouched = named
+            && unit.range.clone().all(|index| match laid.kin[index as usize] {
+                Kin::Twin(twin) => old.is_still(map.entry(index), twin),
+                _ => true,
+            });
+        if untouched {
+            return Ok(());
+        }
+        Err(PublishError::Unfit(
+            unit.site.exists("and was changed while it was compared"),
+        ))
+    }
+
+    /// Gives a partial all that its bytes have not given it: size, mode, time, links, what it shares with the old copy.
+    fn complete(&self, copy: &Copy, unit: &Unit, partial: &Partial, map: &Map) -> Result<(), PublishError> {
+        let laid = copy.laid.get().expect("looked for before");
+        let file = match partial {
+            Partial::File(reserve::Partial { file, .. }) => file,
+            Partial::Tree(tree) => {
+                if self.is_generation(unit, tree) {
+                    return Ok(());
+                }
+                let share = |index: u32, _: &Entry| match laid.kin[index as usize] {
+                    Kin::Twin(twin) if laid.is_twin(index) => unit.share(map, index, twin).map(|()| true),
+                    _ => Ok(false),
+                };
+                return match tree.finish(map, unit.range.clone(), share) {
+                    Ok(()) => Ok(()),
+                    Err((Errno::STALE, entry)) => Err(self.lost_twin(unit, entry, map)),
+                    Err((e, entry)) => Err(PublishError::Failed(fault::of(
+                        e,
+                        "completing the tree",
+                        &unit.shown(entry),
+                    ))),
+                };
+            }
+        };
+        let entry = map.entry(unit.range.start);
         let fail = |doing: &str| {
             let doing = doing.to_owned();
-            move |e: Errno| PublishError::Failed(fault::of(e, &doing, &site.shown))
+            move |e: Errno| PublishError::Failed(unit.site.fault(e, &doing))
         };
-        let partial = copy.partial().expect("looked for before");
-        copy.stop_reserving();
         let size = if self.store.is_stream() {
-            self.store.layout().data().0
+            self.store.layout().data()
         } else {
-            size_of(entry).0
+            size_of(entry)
         };
-        rustix::fs::ftruncate(partial, size).map_err(fail("setting the size"))?;
-        rustix::fs::fchmod(partial, Mode::from_raw_mode(entry.mode)).map_err(fail("setting the mode"))?;
-        let mtime = Timespec {
-            tv_sec: entry.mtime.0,
-            tv_nsec: entry.mtime.1.into(),
-        };
+        rustix::fs::ftruncate(file, size.0).map_err(fail("setting the size"))?;
+        for (name, value) in &entry.xattrs {
+            rustix::fs::fsetxattr(file, name.as_slice(), value, rustix::fs::XattrFlags::empty())
+                .map_err(fail("setting an extended attribute"))?;
+        }
+        rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode)).map_err(fail("setting the mode"))?;
         let times = Timestamps {
             last_access: Timespec {
                 tv_sec: 0,
                 tv_nsec: rustix::fs::UTIME_OMIT,
             },
-            last_modification: mtime,
+            last_modification: Timespec {
+                tv_sec: entry.mtime.0,
+                tv_nsec: entry.mtime.1.into(),
+            },
         };
-        rustix::fs::futimens(partial, &times).map_err(fail("setting the time"))?;
-        crash_point!("before_fsync");
-        if let Err(e) = rustix::fs::fsync(partial) {
-            // The kernel has dropped what it could not write, and a second fsync would succeed without it.
-            self.store.lose_all();
-            copy.remove_partial();
-            let _ = self.store.table().reset();
-            return Err(fail("making the file durable")(e));
-        }
-        crash_point!("after_fsync");
-        self.check_names(copy)?;
-        let state = FileState::of(partial).map_err(fail("looking at the partial file"))?;
-        let table = self.store.table();
-        table
-            .update(|record| {
-                record.phase = Phase::Intent;
-                record.file = state;
-            })
-            .and_then(|()| table.sync())
-            .map_err(PublishError::Failed)?;
-        crash_point!("before_rename");
-        match site.rename(copy.rule == IfExists::Replace) {
-            Ok(()) => {}
-            Err(Errno::EXIST) => return Err(PublishError::Unfit(self.appeared(copy))),
-            Err(Errno::ISDIR | Errno::NOTEMPTY) => {
-                return Err(PublishError::Unfit(site.wrong_kind("a directory")));
-            }
-            Err(e) => return Err(fail("renaming the partial file to its final name")(e)),
-        }
-        crash_point!("after_rename");
-        self.finish(copy)
+        rustix::fs::futimens(file, &times).map_err(fail("setting the time"))
     }
 
-    /// Makes the new name durable and journals that.
-    pub(super) fn finish(&self, copy: &Copy) -> Result<(), PublishError> {
-        let site = &copy.site;
-        site.held
-            .sync()
-            .map_err(|e| PublishError::Failed(fault::of(e, "making the name durable", &site.shown)))?;
+    /// A file of the old copy is not what it was when its chunks were compared: they are to come over the network.
+    fn lost_twin(&self, unit: &Unit, entry: &Entry, map: &Map) -> PublishError {
+        let index = unit.range.clone().find(|index| map.entry(*index) == entry);
+        let mut lost = ChunkSet::empty(self.store.layout().count());
+        for index in index
+            .into_iter()
+            .flat_map(|index| chunks_of(map, self.store.layout(), index))
+        {
+            lost.insert(index);
+        }
+        if let Some(index) = index {
+            self.copy().set_own(index);
+        }
+        if let Err(failure) = self.store.disown(&lost) {
+            tracing::warn!("{failure}");
+        }
+        PublishError::Failed(
+            Failure::new(
+                Code::Io,
+                "a file of the older copy was changed while it was compared",
+                "find out who writes there, then push again",
+            )
+            .at(unit.shown(entry)),
+        )
+    }
+
+    /// Whether a tree is where generations lie already: an earlier run died after that.
+    fn is_generation(&self, unit: &Unit, tree: &Tree) -> bool {
+        let own = rustix::fs::fstat(&tree.dir)
+            .map(|stat| (stat.st_dev, stat.st_ino))
+            .ok();
+        own.is_some() && unit.site.partial_inode() != own
+    }
+
+    fn make_durable(&self, copy: &Copy, unit: &Unit) -> Result<(), PublishError> {
+        let synced = match unit.partial.get() {
+            None => Ok(()),
+            Some(_) if unit.placed => Ok(()),
+            Some(Partial::File(partial)) => rustix::fs::fsync(&partial.file),
+            // One call for all of it, whatever the number of files.
+            Some(Partial::Tree(tree)) => rustix::fs::syncfs(&tree.dir),
+        };
+        synced.map_err(|e| {
+            // The kernel has dropped what it could not write, and a second fsync would succeed without it.
+            self.store.lose_all();
+            copy.remove_partials();
+            let _ = self.store.table().reset();
+            PublishError::Failed(unit.site.fault(e, "making the copy durable"))
+        })
+    }
+
+    /// Gives one unit its final name.
+    fn name(
+        &self,
+        copy: &Copy,
+        unit: &Unit,
+        inode: (u64, u64),
+        root: &RootDigest,
+    ) -> Result<(), PublishError> {
+        let site = &unit.site;
+        let replace = copy.rule == IfExists::Replace;
+        let named = match site.kind {
+            UnitKind::File => site.rename(replace),
+            UnitKind::Tree => site
+                .generation_of(inode, root)
+                .map_or_else(|| site.make_generation(root), Ok)
+                .and_then(|generation| {
+                    crash_point!("after_generation");
+                    site.switch(&generation, replace, self.job)
+                })
+                .map(drop),
+        };
+        match named {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => Err(PublishError::Unfit(appeared(unit))),
+            Err(Errno::ISDIR | Errno::NOTEMPTY) => Err(PublishError::Unfit(site.wrong_kind("a directory"))),
+            Err(e) => Err(PublishError::Failed(
+                site.fault(e, "giving the copy its final name"),
+            )),
+        }
+    }
+
+    /// Makes the new names durable and journals that.
+    pub(super) fn finish(&self) -> Result<(), PublishError> {
+        if let Some(site) = self.sites.first() {
+            site.held
+                .sync()
+                .map_err(|e| PublishError::Failed(site.fault(e, "making the name durable")))?;
+        }
         crash_point!("after_dirsync");
         let table = self.store.table();
         if let Err(failure) = table.update(|record| record.phase = Phase::Published) {
             // It is published all the same: at the next start what lies under the name decides.
-            tracing::warn!(path = site.shown, "{failure}");
+            tracing::warn!(path = self.path(), "{failure}");
         }
         Ok(())
     }
@@ -180,29 +358,30 @@ impl Target {
     /// A copy in a directory that was moved away, or unmounted while it was held, is none at the path that was asked
     /// for. The target begins anew there once it is asked again.
     fn check_place(&self, copy: &Copy) -> Result<(), PublishError> {
-        let site = &copy.site;
-        if site.held.is_in_place() {
+        if self.sites.iter().all(|site| site.held.is_in_place()) {
             return Ok(());
         }
-        copy.remove_partial();
+        copy.remove_partials();
         Err(PublishError::Unfit(
             Failure::new(
                 Code::RootUnusable,
                 "the directory was removed, moved or unmounted during the transfer",
                 "put it back; the push fills whatever directory stands there",
             )
-            .at(site.shown.clone()),
+            .at(self.path()),
         ))
     }
 
-    /// The partial's name must still lead to our file, and the final name to nothing but a file.
-    fn check_names(&self, copy: &Copy) -> Result<(), PublishError> {
-        let site = &copy.site;
-        let ours = copy
-            .partial()
-            .and_then(|partial| rustix::fs::fstat(partial).ok())
-            .map(|stat| (stat.st_dev, stat.st_ino));
-        if site.partial_inode() != ours {
+    /// The partial's name must still lead to our partial, and the final name to nothing but what may go.
+    fn check_names(&self, copy: &Copy, unit: &Unit, root: &RootDigest) -> Result<(), PublishError> {
+        let site = &unit.site;
+        let Some(partial) = unit.partial.get().filter(|_| !unit.placed) else {
+            return Ok(());
+        };
+        let ours = partial.inode().ok();
+        let moved = ours
+            .is_some_and(|inode| site.kind == UnitKind::Tree && site.generation_of(inode, root).is_some());
+        if site.partial_inode() != ours && !moved {
             return Err(PublishError::Failed(
                 Failure::new(
                     Code::Io,
@@ -212,14 +391,18 @@ impl Target {
                 .at(site.shown.clone()),
             ));
         }
-        match site.look().map_err(PublishError::Failed)? {
-            Seen::Other(kind) => Err(PublishError::Unfit(site.wrong_kind(kind))),
-            Seen::File(_) if copy.rule != IfExists::Replace => Err(PublishError::Unfit(self.appeared(copy))),
+        let unfit = |failure| Err(PublishError::Unfit(failure));
+        match (site.kind, site.look().map_err(PublishError::Failed)?) {
+            (_, Seen::Absent) => Ok(()),
+            (_, Seen::Other(kind)) => unfit(site.wrong_kind(kind)),
+            (UnitKind::Tree, Seen::File(_)) => unfit(site.wrong_kind("a file")),
+            (UnitKind::File, Seen::Dir | Seen::Generation) => unfit(site.wrong_kind("a directory")),
+            _ if copy.rule != IfExists::Replace => unfit(appeared(unit)),
             _ => Ok(()),
         }
     }
+}
 
-    fn appeared(&self, copy: &Copy) -> Failure {
-        copy.site.exists("now: somebody put it there during the transfer")
-    }
+fn appeared(unit: &Unit) -> Failure {
+    unit.site.exists("now: somebody put it there during the transfer")
 }

@@ -17,11 +17,13 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use stage_core::chunk::UNKNOWN;
 use stage_core::failure::{Code, Failure};
+use stage_core::manifest::Entry;
 use stage_core::units::ByteCount;
 
 use super::site::Site;
+use super::space::Promise;
 use crate::root::free_space;
-use crate::store::map::{Map, data_runs, size_of};
+use crate::store::map::{data_runs, size_of};
 
 /// What the preparing waits for.
 const MOMENT: Duration = Duration::from_millis(100);
@@ -62,38 +64,46 @@ impl Partial {
     ///
     /// # Errors
     /// There is too little space, with the numbers.
-    pub(super) fn reserve(file: File, site: &Arc<Site>, map: &Map) -> Result<Self, Failure> {
-        Self::reserve_within(MOMENT, file, site, map)
+    pub(super) fn reserve(
+        file: File,
+        site: &Arc<Site>,
+        entry: &Entry,
+        promise: &Promise,
+    ) -> Result<Self, Failure> {
+        Self::reserve_within(MOMENT, file, site, entry, promise)
     }
 
-    fn reserve_within(moment: Duration, file: File, site: &Arc<Site>, map: &Map) -> Result<Self, Failure> {
-        if map.entry(0).data_len() == UNKNOWN.0 {
+    fn reserve_within(
+        moment: Duration,
+        file: File,
+        site: &Arc<Site>,
+        entry: &Entry,
+        promise: &Promise,
+    ) -> Result<Self, Failure> {
+        let need = ByteCount(entry.data_len());
+        if need == UNKNOWN {
             // Of a stream nobody knows what it needs: what comes is written as long as there is space.
             return Ok(Self::whole(file));
         }
         let fail = |e| site.fault(e, "reserving space");
         let stat = rustix::fs::fstat(&file).map_err(fail)?;
         let held = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-        let need = map.entry(0).data_len().saturating_sub(held);
+        let missing = need.0.saturating_sub(held);
         // Asked first, because the refusal of fallocate has no numbers.
         let free = free_space(site.held.fd()).map_err(fail)?;
-        if need > free.0 {
-            return Err(no_space(
-                site,
-                ByteCount(map.entry(0).data_len()),
-                ByteCount(need - free.0),
-            ));
+        if missing > free.0 {
+            return Err(no_space(site, need, ByteCount(missing - free.0)));
         }
-        if stat.st_size.cast_unsigned() != size_of(map.entry(0)).0 {
-            rustix::fs::ftruncate(&file, size_of(map.entry(0)).0).map_err(fail)?;
+        if stat.st_size.cast_unsigned() != size_of(entry).0 {
+            rustix::fs::ftruncate(&file, size_of(entry).0).map_err(fail)?;
         }
-        let mut rest = data_runs(map.entry(0));
+        let mut rest = data_runs(entry);
         // Taken from the end.
         rest.reverse();
         let started = Instant::now();
         let mut step = FIRST_STEP;
         while started.elapsed() < moment {
-            if !take(&file, &mut rest, step, site, map)? {
+            if !take(&file, &mut rest, step, site, need, promise)? {
                 return Ok(Self::whole(file));
             }
             step = step.saturating_mul(2);
@@ -102,8 +112,8 @@ impl Partial {
         let shared = Arc::new(Shared::default());
         let thread = std::thread::Builder::new().name("reserve".into()).spawn({
             let file = file.try_clone().map_err(|e| fail(&e))?;
-            let (shared, site, map) = (shared.clone(), site.clone(), map.clone());
-            move || shared.run(&file, rest, &site, &map)
+            let (shared, site, promise) = (shared.clone(), site.clone(), promise.clone());
+            move || shared.run(&file, rest, &site, need, &promise)
         });
         let reserving = Reserving {
             shared,
@@ -140,10 +150,17 @@ impl Drop for Reserving {
 }
 
 impl Shared {
-    fn run(&self, file: &File, mut rest: Vec<Range<u64>>, site: &Arc<Site>, map: &Map) {
+    fn run(
+        &self,
+        file: &File,
+        mut rest: Vec<Range<u64>>,
+        site: &Arc<Site>,
+        need: ByteCount,
+        promise: &Promise,
+    ) {
         while !self.stop.load(Ordering::Relaxed) {
             let started = Instant::now();
-            match take(file, &mut rest, STEP, site, map) {
+            match take(file, &mut rest, STEP, site, need, promise) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(failure) => {
@@ -164,7 +181,8 @@ fn take(
     rest: &mut Vec<Range<u64>>,
     step: u64,
     site: &Arc<Site>,
-    map: &Map,
+    need: ByteCount,
+    promise: &Promise,
 ) -> Result<bool, Failure> {
     let Some(run) = rest.last_mut() else {
         return Ok(false);
@@ -183,22 +201,19 @@ fn take(
         Err(Errno::NOSPC) => {
             let left: u64 = rest.iter().map(|run| run.end - run.start).sum();
             let free = free_space(file.as_fd()).map_or(0, |free| free.0);
-            return Err(no_space(
-                site,
-                ByteCount(map.entry(0).data_len()),
-                ByteCount(left.saturating_sub(free).max(1)),
-            ));
+            return Err(no_space(site, need, ByteCount(left.saturating_sub(free).max(1))));
         }
         Err(e) => return Err(site.fault(e, "reserving space")),
     }
     run.start += len;
+    promise.take(len);
     if run.is_empty() {
         rest.pop();
     }
     Ok(!rest.is_empty())
 }
 
-fn no_space(site: &Site, size: ByteCount, short_by: ByteCount) -> Failure {
+pub(super) fn no_space(site: &Site, size: ByteCount, short_by: ByteCount) -> Failure {
     let mut failure = Failure::new(
         Code::NoSpace,
         format!("no space for {size}: short by {short_by}"),
@@ -216,6 +231,7 @@ mod tests {
     use stage_core::assignment::Place;
     use stage_core::id::JobId;
     use stage_core::manifest::Manifest;
+    use stage_core::payload::UnitKind;
 
     use super::*;
     use crate::root::Roots;
@@ -229,12 +245,20 @@ mod tests {
             dir: Vec::new(),
         };
         let held = roots.resolve(&place).unwrap();
-        let site = Arc::new(Site::new(held, b"x", JobId::from_random([1; 16])));
+        let site = Arc::new(Site::new(
+            Arc::new(held),
+            b"x",
+            UnitKind::File,
+            JobId::from_random([1; 16]),
+            0,
+        ));
         let size = 3 * STEP + 5;
-        let map = Map::new(Manifest::single_file(b"x", ByteCount(size), 0o600, (0, 0)));
+        let manifest = Manifest::single_file(b"x", ByteCount(size), 0o600, (0, 0));
+        let entry = &manifest.entries[0];
+        let promise = Promise::default();
         let file = tempfile::tempfile_in(dir.path()).unwrap();
         let look = file.try_clone().unwrap();
-        let mut partial = Partial::reserve_within(Duration::ZERO, file, &site, &map).unwrap();
+        let mut partial = Partial::reserve_within(Duration::ZERO, file, &site, entry, &promise).unwrap();
         assert_eq!(look.metadata().unwrap().len(), size);
         let reserving = partial
             .reserving
@@ -246,7 +270,7 @@ mod tests {
 
         // One that is not wanted any more ends by itself.
         let file = tempfile::tempfile_in(dir.path()).unwrap();
-        let partial = Partial::reserve_within(Duration::ZERO, file, &site, &map).unwrap();
+        let partial = Partial::reserve_within(Duration::ZERO, file, &site, entry, &promise).unwrap();
         partial.stop_reserving();
         drop(partial);
     }

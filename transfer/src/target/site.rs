@@ -1,24 +1,30 @@
-//! The place of a target: its directory, held, with the final name and the partial's name in it.
+//! The place of one unit of a target: its directory, held, with the final name and the partial's name in it.
 
 use std::fs::File;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use stage_core::digest::RootDigest;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
+use stage_core::payload::UnitKind;
 
-use super::reserve::Partial;
 use crate::fault;
 use crate::root::Held;
-use crate::store::map::Map;
+
+/// Where the generations of trees lie, beside their names.
+pub(crate) const GENERATIONS: &str = ".stage";
+/// How many generations of one content may lie beside each other.
+const TWINS: u32 = 100;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Site {
-    pub(crate) held: Held,
+    pub(crate) held: Arc<Held>,
     pub(super) name: Vec<u8>,
+    pub(super) kind: UnitKind,
     partial: String,
     /// The final path, for people.
     pub(crate) shown: String,
@@ -28,23 +34,32 @@ pub(crate) struct Site {
 pub(crate) enum Seen {
     Absent,
     File(Stat),
+    /// A generation of ours; a link to one that is gone counts as [`Seen::Absent`].
+    Generation,
+    Dir,
     Other(&'static str),
 }
 
-/// The name of a job's partial file.
-pub(super) fn partial_name(job: JobId) -> String {
-    format!(".stage-{job}-0")
+/// The name of a unit's partial.
+pub(super) fn partial_name(job: JobId, unit: usize) -> String {
+    format!(".stage-{job}-{unit}")
+}
+
+/// What is after the `@` of a generation's name: enough of the root to tell contents apart.
+fn mark(root: &RootDigest) -> String {
+    root.to_string()[..16].to_owned()
 }
 
 impl Site {
-    pub(crate) fn new(held: Held, name: &[u8], job: JobId) -> Self {
+    pub(crate) fn new(held: Arc<Held>, name: &[u8], kind: UnitKind, job: JobId, unit: usize) -> Self {
         let mut path = held.path();
         path.push(b'/');
         path.extend(name);
         Self {
             held,
             name: name.to_vec(),
-            partial: partial_name(job),
+            kind,
+            partial: partial_name(job, unit),
             shown: show_path(&path),
         }
     }
@@ -53,35 +68,83 @@ impl Site {
         fault::of(errno, doing, &self.shown)
     }
 
-    fn look_at(&self, name: &[u8]) -> rustix::io::Result<Seen> {
+    fn stat(&self, name: impl rustix::path::Arg) -> rustix::io::Result<Option<Stat>> {
         match rustix::fs::statat(self.held.fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => Ok(Seen::Absent),
-            Err(e) => Err(e),
-            Ok(stat) => Ok(match FileType::from_raw_mode(stat.st_mode) {
-                FileType::RegularFile => Seen::File(stat),
-                FileType::Directory => Seen::Other("a directory"),
-                FileType::Symlink => Seen::Other("a symbolic link"),
-                _ => Seen::Other("a special file"),
-            }),
+            Err(Errno::NOENT) => Ok(None),
+            other => other.map(Some),
         }
     }
 
     /// What stands under the final name.
     pub(crate) fn look(&self) -> Result<Seen, Failure> {
-        self.look_at(&self.name)
-            .map_err(|e| self.fault(e, "looking at the target"))
+        let fail = |e| self.fault(e, "looking at the target");
+        let Some(stat) = self.stat(self.name.as_slice()).map_err(fail)? else {
+            return Ok(Seen::Absent);
+        };
+        Ok(match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Seen::File(stat),
+            FileType::Directory => Seen::Dir,
+            FileType::Symlink => match self.generation_now().map_err(fail)? {
+                None => Seen::Other("a symbolic link"),
+                Some(generation) => match self.open_generation(&generation) {
+                    Ok(_) => Seen::Generation,
+                    Err(Errno::NOENT) => Seen::Absent,
+                    Err(e) => return Err(fail(e)),
+                },
+            },
+            _ => Seen::Other("a special file"),
+        })
     }
 
-    /// The inode under the partial's name, if there is a regular file.
-    pub(super) fn partial_inode(&self) -> Option<(u64, u64)> {
-        match self.look_at(self.partial.as_bytes()) {
-            Ok(Seen::File(stat)) => Some((stat.st_dev, stat.st_ino)),
-            _ => None,
+    /// The name of the generation that the final name leads to, if it leads to one of ours.
+    pub(super) fn generation_now(&self) -> rustix::io::Result<Option<Vec<u8>>> {
+        let text = match rustix::fs::readlinkat(self.held.fd(), self.name.as_slice(), Vec::new()) {
+            Ok(text) => text,
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let generation = text
+            .as_bytes()
+            .strip_prefix(GENERATIONS.as_bytes())
+            .and_then(|rest| rest.strip_prefix(b"/"));
+        let ours = |generation: &&[u8]| {
+            let mark = generation.strip_prefix(self.name.as_slice());
+            mark.is_some_and(|mark| mark.first() == Some(&b'@')) && !generation.contains(&b'/')
+        };
+        Ok(generation.filter(ours).map(<[u8]>::to_vec))
+    }
+
+    /// A generation's directory, for reading.
+    pub(super) fn open_generation(&self, generation: &[u8]) -> rustix::io::Result<OwnedFd> {
+        self.open_dir(&[GENERATIONS.as_bytes(), b"/", generation].concat())
+    }
+
+    /// The directory under the final name, or that it leads to.
+    pub(super) fn open_final_dir(&self) -> rustix::io::Result<OwnedFd> {
+        match self.generation_now()? {
+            Some(generation) => self.open_generation(&generation),
+            None => self.open_dir(&self.name),
         }
     }
 
+    fn open_dir(&self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+        rustix::fs::openat2(self.held.fd(), path, flags, Mode::empty(), resolve)
+    }
+
+    /// What the partial's name leads to, as device and inode.
+    pub(super) fn partial_inode(&self) -> Option<(u64, u64)> {
+        let stat = self.stat(self.partial.as_bytes()).ok()??;
+        let kind = match self.kind {
+            UnitKind::File => FileType::RegularFile,
+            UnitKind::Tree => FileType::Directory,
+        };
+        (FileType::from_raw_mode(stat.st_mode) == kind).then_some((stat.st_dev, stat.st_ino))
+    }
+
     pub(super) fn has_partial(&self) -> bool {
-        !matches!(self.look_at(self.partial.as_bytes()), Ok(Seen::Absent))
+        !matches!(self.stat(self.partial.as_bytes()), Ok(None))
     }
 
     /// The file under the final name, for reading. It is looked at through the descriptor, so nothing is raced with.
@@ -95,8 +158,8 @@ impl Site {
         Ok(File::from(file))
     }
 
-    /// The partial that an earlier run of this job left, if it is really ours.
-    pub(super) fn reopen_partial(&self) -> Option<File> {
+    /// The partial file that an earlier run of this job left, if it is really ours.
+    pub(super) fn reopen_file(&self) -> Option<File> {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let open = |flags| {
             let file = rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::empty())?;
@@ -119,26 +182,38 @@ impl Site {
         }
     }
 
-    /// Makes the partial anew, with its space reserved. On failure nothing of it is left.
-    pub(super) fn create_partial(self: &Arc<Self>, map: &Map) -> Result<Partial, Failure> {
+    /// The partial directory that an earlier run of this job left, if it is really ours; it may have moved to where
+    /// generations lie already.
+    pub(super) fn reopen_tree(&self) -> Option<OwnedFd> {
+        let dir = self.open_dir(self.partial.as_bytes()).ok()?;
+        let stat = rustix::fs::fstat(&dir).ok()?;
+        (stat.st_uid == rustix::process::geteuid().as_raw()).then_some(dir)
+    }
+
+    /// Makes the partial file anew. No space is taken yet.
+    pub(super) fn create_file(&self) -> Result<File, Failure> {
         self.remove_partial()?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(|e| self.fault(e, "making the partial file"))?;
-        Partial::reserve(File::from(file), self, map).inspect_err(|_| {
-            let _ = self.remove_partial();
-        })
+        rustix::fs::openat(self.held.fd(), &self.partial, flags, Mode::RUSR | Mode::WUSR)
+            .map(File::from)
+            .map_err(|e| self.fault(e, "making the partial file"))
+    }
+
+    /// Makes the partial directory anew, which nobody else may enter.
+    pub(super) fn create_tree(&self) -> Result<OwnedFd, Failure> {
+        self.remove_partial()?;
+        rustix::fs::mkdirat(self.held.fd(), &self.partial, Mode::RWXU)
+            .and_then(|()| self.open_dir(self.partial.as_bytes()))
+            .map_err(|e| self.fault(e, "making the partial directory"))
     }
 
     /// Removes the partial, if there is one.
     pub(super) fn remove_partial(&self) -> Result<(), Failure> {
-        match rustix::fs::unlinkat(self.held.fd(), &self.partial, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(e) => Err(self.fault(e, "removing the partial file")),
-        }
+        super::tree::remove(self.held.fd(), self.partial.as_bytes())
+            .map_err(|e| self.fault(e, "removing the partial"))
     }
 
-    /// Gives the partial its final name. With `replace`, what stands there goes; else it stays.
+    /// Gives the partial file its final name. With `replace`, what stands there goes; else it stays.
     ///
     /// # Errors
     /// `EEXIST` if something stands there and stays.
@@ -147,7 +222,7 @@ impl Site {
         if replace {
             return rustix::fs::renameat(dir, from, dir, to);
         }
-        match rustix::fs::renameat_with(dir, from, dir, to, rustix::fs::RenameFlags::NOREPLACE) {
+        match rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE) {
             // File systems without it (NFS): a link is as exclusive.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
@@ -155,6 +230,94 @@ impl Site {
             }
             other => other,
         }
+    }
+
+    /// Moves the partial directory to where generations lie, under a name that tells its content; gives that name.
+    pub(super) fn make_generation(&self, root: &RootDigest) -> rustix::io::Result<Vec<u8>> {
+        let dir = self.held.fd();
+        match rustix::fs::mkdirat(dir, GENERATIONS, Mode::from_raw_mode(0o755)) {
+            Ok(()) => {
+                // The umask is no rule of who may pass.
+                rustix::fs::chmodat(dir, GENERATIONS, Mode::from_raw_mode(0o755), AtFlags::empty())?;
+            }
+            Err(Errno::EXIST) => {}
+            Err(e) => return Err(e),
+        }
+        let all = self.open_dir(GENERATIONS.as_bytes())?;
+        for twin in 1..=TWINS {
+            let mut name = [self.name.as_slice(), b"@", mark(root).as_bytes()].concat();
+            if twin > 1 {
+                name.extend(format!(".{twin}").into_bytes());
+            }
+            match rustix::fs::renameat_with(dir, &self.partial, &all, &name, RenameFlags::NOREPLACE) {
+                Ok(()) => {
+                    rustix::fs::fsync(&all)?;
+                    return Ok(name);
+                }
+                Err(Errno::EXIST | Errno::NOTEMPTY) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// The generation whose directory this is, if it has moved there already.
+    pub(super) fn generation_of(&self, inode: (u64, u64), root: &RootDigest) -> Option<Vec<u8>> {
+        (1..=TWINS)
+            .map(|twin| {
+                let mut name = [self.name.as_slice(), b"@", mark(root).as_bytes()].concat();
+                if twin > 1 {
+                    name.extend(format!(".{twin}").into_bytes());
+                }
+                name
+            })
+            .map_while(|name| {
+                let stat = self.open_generation(&name).and_then(rustix::fs::fstat).ok()?;
+                Some((name, (stat.st_dev, stat.st_ino)))
+            })
+            .find(|(_, found)| *found == inode)
+            .map(|(name, _)| name)
+    }
+
+    /// Lets the final name lead to a generation, by one rename. With `replace`, what stands there goes; a directory that
+    /// is not ours becomes a generation of its own, whose name is given back.
+    ///
+    /// # Errors
+    /// `EEXIST` if something stands there and stays.
+    pub(super) fn switch(
+        &self,
+        generation: &[u8],
+        replace: bool,
+        job: JobId,
+    ) -> rustix::io::Result<Option<Vec<u8>>> {
+        let dir = self.held.fd();
+        let text = [GENERATIONS.as_bytes(), b"/", generation].concat();
+        super::tree::remove(dir, self.partial.as_bytes())?;
+        rustix::fs::symlinkat(text.as_slice(), dir, &self.partial)?;
+        let stale = matches!(self.generation_now(), Ok(Some(old)) if self.open_generation(&old).is_err());
+        match self.rename(replace || stale) {
+            Err(Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST) if replace => {}
+            other => return other.map(|()| None),
+        }
+        let name = self.name.as_slice();
+        rustix::fs::renameat_with(dir, &self.partial, dir, name, RenameFlags::EXCHANGE)?;
+        let old = [name, b"@before-", job.to_string().as_bytes()].concat();
+        let all = self.open_dir(GENERATIONS.as_bytes())?;
+        rustix::fs::renameat(dir, &self.partial, &all, &old)?;
+        Ok(Some(old))
+    }
+
+    /// Whether generations lie in this directory.
+    pub(super) fn generations(&self) -> rustix::io::Result<OwnedFd> {
+        self.open_dir(GENERATIONS.as_bytes())
+    }
+
+    /// Removes the directory of generations if nothing is in it.
+    pub(super) fn unmake(&self) {
+        if self.kind == UnitKind::Tree {
+            let _ = rustix::fs::unlinkat(self.held.fd().as_fd(), GENERATIONS, AtFlags::REMOVEDIR);
+        }
+        self.held.unmake();
     }
 
     /// Other content stands at the target.
@@ -167,11 +330,15 @@ impl Site {
         .at(self.shown.clone())
     }
 
-    /// Something that is not a file stands at the target.
+    /// Something of another kind stands at the target.
     pub(super) fn wrong_kind(&self, kind: &str) -> Failure {
+        let wanted = match self.kind {
+            UnitKind::File => "a file",
+            UnitKind::Tree => "a directory",
+        };
         Failure::new(
             Code::WrongKind,
-            format!("{} is {kind}, a file should come there", self.shown),
+            format!("{} is {kind}, {wanted} should come there", self.shown),
             "move it away, or push to another directory",
         )
         .at(self.shown.clone())

@@ -1,6 +1,6 @@
 //! What of a chunk table is believed unseen: these tests change its head as another boot, mount or error would.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
 use stage_core::assignment::Place;
@@ -10,6 +10,7 @@ use stage_core::manifest::Manifest;
 use stage_core::units::ByteCount;
 
 use super::*;
+use crate::journal::{Lies, Record};
 
 /// Keeps both chunks of a payload, flips a bit of the second in the partial, changes the head, and says what a new
 /// run has.
@@ -44,7 +45,7 @@ fn kept_after(change: impl FnOnce(&mut Record)) -> Vec<u32> {
     }
     target.store().table().update(change).unwrap();
     drop(target);
-    let partial = root.join(site::partial_name(job));
+    let partial = root.join(site::partial_name(job, 0));
     File::options()
         .write(true)
         .open(partial)

@@ -35,7 +35,7 @@ async fn fails(change: impl FnOnce(&Bench), words: &str) {
     assert!(failure.message.contains(words), "{failure}");
     receiving.inbound.stop().await;
     source.source.stop().await;
-    assert!(!std::path::Path::new(target.path()).exists());
+    assert!(!std::path::Path::new(&target.path()).exists());
 }
 
 async fn arrives(change: impl FnOnce(&Bench)) {

@@ -1,0 +1,265 @@
+//! The partial directory of a tree: files written as their bytes come, all else made at the end.
+//!
+//! Everything is done below the directory's descriptor. Nobody else may enter it until it is published, so paths in it
+//! need no guard; what a manifest may name has been checked (`stage_core::manifest`).
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
+use stage_core::chunk::CHUNK;
+use stage_core::manifest::{Entry, Kind};
+
+use crate::store::map::{Map, is_dense, size_of};
+
+/// A tree's directory, being filled.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(super) dir: OwnedFd,
+    /// Files that have bytes and not yet their size, mode and time.
+    unfinished: Mutex<BTreeSet<u32>>,
+    /// Nothing is known of what is finished: an earlier run began.
+    taken_up: bool,
+}
+
+/// Opens a file of a tree for reading.
+pub(super) fn open_file(dir: BorrowedFd<'_>, entry: &Entry) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::openat(dir, entry.below(), flags, Mode::empty()).map(File::from)
+}
+
+impl Tree {
+    /// A directory that is new, or was `taken_up` from an earlier run, with all the directories in it.
+    pub(super) fn new<'e>(
+        dir: OwnedFd,
+        taken_up: bool,
+        entries: impl Iterator<Item = &'e Entry>,
+    ) -> rustix::io::Result<Self> {
+        if taken_up {
+            rustix::fs::fchmod(&dir, Mode::RWXU)?;
+        }
+        for entry in entries.filter(|entry| entry.kind == Kind::Dir && !entry.below().is_empty()) {
+            match rustix::fs::mkdirat(&dir, entry.below(), Mode::RWXU) {
+                // It may have its final mode already, which may keep us out.
+                Err(Errno::EXIST) => rustix::fs::chmodat(&dir, entry.below(), Mode::RWXU, AtFlags::empty())?,
+                other => other?,
+            }
+        }
+        Ok(Self {
+            dir,
+            unfinished: Mutex::default(),
+            taken_up,
+        })
+    }
+
+    /// A directory that is whole: nothing is made in it any more.
+    pub(super) fn placed(dir: OwnedFd) -> Self {
+        Self {
+            dir,
+            unfinished: Mutex::default(),
+            taken_up: false,
+        }
+    }
+
+    /// Writes bytes to their place in a file, which is made if it is not there.
+    pub(super) fn write(&self, index: u32, entry: &Entry, at: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let size = size_of(entry).0;
+        let file = self.open(entry)?;
+        if size >= CHUNK {
+            size_up(&file, entry)?;
+        }
+        file.write_all_at(bytes, at)?;
+        // A file that comes in one piece is done in one go: most of a tree's files are small.
+        let whole = bytes.len() as u64 == size && size < CHUNK;
+        if whole && entry.xattrs.is_empty() && entry.mode & 0o600 == 0o600 {
+            dress(&file, entry)?;
+        } else {
+            self.is_unfinished(index);
+        }
+        Ok(())
+    }
+
+    /// A file was changed other than by [`Self::write`].
+    pub(super) fn is_unfinished(&self, index: u32) {
+        self.unfinished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(index);
+    }
+
+    /// A file for writing, made if it is not there.
+    pub(super) fn open(&self, entry: &Entry) -> rustix::io::Result<File> {
+        let path = entry.below();
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(entry.mode | 0o600);
+        match rustix::fs::openat(&self.dir, path, flags, mode) {
+            // It has its final mode already.
+            Err(Errno::ACCESS) => {
+                rustix::fs::chmodat(&self.dir, path, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+                rustix::fs::openat(&self.dir, path, flags, mode)
+            }
+            other => other,
+        }
+        .map(File::from)
+    }
+
+    /// Makes what has no bytes, and gives everything its mode, time and attributes. `old` gives the older file that an
+    /// entry is to share, where it is one.
+    ///
+    /// # Errors
+    /// The file system's, and which entry.
+    pub(super) fn finish<'e>(
+        &self,
+        map: &'e Map,
+        range: std::ops::Range<u32>,
+        share: impl Fn(u32, &'e Entry) -> rustix::io::Result<bool>,
+    ) -> Result<(), (Errno, &'e Entry)> {
+        let unfinished = std::mem::take(&mut *self.unfinished.lock().unwrap_or_else(PoisonError::into_inner));
+        for index in range.clone() {
+            let entry = map.entry(index);
+            let done = match &entry.kind {
+                Kind::Dir => Ok(()),
+                Kind::File { .. } => match share(index, entry) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => {
+                        let undone = self.taken_up || unfinished.contains(&index) || entry.data_len() == 0;
+                        if undone { self.finish_file(entry) } else { Ok(()) }
+                    }
+                    Err(e) => Err(e),
+                },
+                Kind::Symlink { to } => self.link(entry, |dir, path| {
+                    rustix::fs::symlinkat(to.as_slice(), dir, path)?;
+                    rustix::fs::utimensat(dir, path, &times(entry), AtFlags::SYMLINK_NOFOLLOW)
+                }),
+                Kind::HardLink { to } => self.link(entry, |dir, path| {
+                    rustix::fs::linkat(dir, map.entry(*to).below(), dir, path, AtFlags::empty())
+                }),
+            };
+            done.map_err(|e| (e, entry))?;
+        }
+        // From within: what is made in a directory changes its time, and its mode may keep us out.
+        for entry in range
+            .rev()
+            .map(|index| map.entry(index))
+            .filter(|entry| entry.kind == Kind::Dir)
+        {
+            let dressed = || {
+                let dir = match entry.below() {
+                    b"" => self.dir.try_clone().map_err(|_| Errno::MFILE)?,
+                    path => {
+                        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                        rustix::fs::openat(&self.dir, path, flags, Mode::empty())?
+                    }
+                };
+                dress(&File::from(dir), entry)
+            };
+            dressed().map_err(|e| (e, entry))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish_file(&self, entry: &Entry) -> rustix::io::Result<()> {
+        let file = self.open(entry)?;
+        rustix::fs::ftruncate(&file, size_of(entry).0)?;
+        dress(&file, entry)
+    }
+
+    fn link(
+        &self,
+        entry: &Entry,
+        make: impl Fn(BorrowedFd<'_>, &[u8]) -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        let path = entry.below();
+        match make(self.dir.as_fd(), path) {
+            Err(Errno::EXIST) => {
+                rustix::fs::unlinkat(&self.dir, path, AtFlags::empty())?;
+                make(self.dir.as_fd(), path)
+            }
+            other => other,
+        }
+    }
+}
+
+/// Gives a large file its size, and its blocks where it has no holes and the file system can.
+fn size_up(file: &File, entry: &Entry) -> rustix::io::Result<()> {
+    let size = size_of(entry).0;
+    if rustix::fs::fstat(file)?.st_size.cast_unsigned() >= size {
+        return Ok(());
+    }
+    if is_dense(entry) {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR) => {}
+            other => return other,
+        }
+    }
+    rustix::fs::ftruncate(file, size)
+}
+
+/// Gives an open file or directory its attributes, mode and time, in this order.
+fn dress(file: &File, entry: &Entry) -> rustix::io::Result<()> {
+    for (name, value) in &entry.xattrs {
+        rustix::fs::fsetxattr(file, name.as_slice(), value, XattrFlags::empty())?;
+    }
+    rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode))?;
+    rustix::fs::futimens(file, &times(entry))
+}
+
+fn times(entry: &Entry) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: rustix::fs::UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: entry.mtime.0,
+            tv_nsec: entry.mtime.1.into(),
+        },
+    }
+}
+
+/// Removes what is under a name, with all that is in it; nothing there is no error. No link is followed.
+pub(crate) fn remove(dir: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
+    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(e) => return Err(e),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let inner = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+        Err(Errno::ACCESS) => {
+            rustix::fs::chmodat(dir, name, Mode::RWXU, AtFlags::empty())?;
+            rustix::fs::openat(dir, name, flags, Mode::empty())?
+        }
+        other => other?,
+    };
+    let mut listed = Dir::read_from(&inner)?;
+    while let Some(entry) = listed.read() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        if entry.file_type() == FileType::Directory {
+            remove(inner.as_fd(), name)?;
+            continue;
+        }
+        match rustix::fs::unlinkat(&inner, name, AtFlags::empty()) {
+            // A directory without the right to write in it, or a file system that tells no types.
+            Err(Errno::ACCESS) => {
+                rustix::fs::fchmod(&inner, Mode::RWXU)?;
+                remove(inner.as_fd(), name)?;
+            }
+            Err(Errno::ISDIR | Errno::PERM) => remove(inner.as_fd(), name)?,
+            Err(Errno::NOENT) => {}
+            other => other?,
+        }
+    }
+    match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
