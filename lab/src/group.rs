@@ -9,14 +9,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use stage_core::units::ByteCount;
 
-use crate::{Lab, LabError};
+use crate::{Lab, LabError, names};
 
 /// How often memory is looked at: a shorter peak may be missed.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -40,14 +40,11 @@ impl Group {
     /// # Errors
     /// No control groups are mounted, or this is not root.
     pub fn new() -> Result<Self, LabError> {
-        static GROUPS: AtomicU32 = AtomicU32::new(0);
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let (top, is_second) = find(&mounts).ok_or_else(|| LabError::Answer {
+        let (top, is_second) = place().ok_or_else(|| LabError::Answer {
             tool: "/proc/self/mounts",
             wanted: "control groups (cpuacct, or version 2)".to_owned(),
         })?;
-        let number = GROUPS.fetch_add(1, Ordering::Relaxed);
-        let dir = top.join(format!("stage-lab-{}-{number}", std::process::id()));
+        let dir = top.join(names::prefix().trim_end_matches('-'));
         fs::create_dir(&dir).map_err(|source| LabError::Directory {
             path: dir.clone(),
             source,
@@ -110,20 +107,35 @@ impl Group {
 
     /// Kills what is in it, and waits until it is gone.
     pub fn end_all(&self) {
-        let deadline = Instant::now() + GONE;
-        loop {
-            let left = processes(&self.dir);
-            if left.is_empty() || Instant::now() > deadline {
-                return;
-            }
-            for pid in left {
-                if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-                    let _ = kill_process(pid, Signal::KILL);
-                }
-            }
-            // A child that its parent has not waited for yet is no more in the list.
-            std::thread::sleep(Duration::from_millis(5));
+        end_all(&self.dir);
+    }
+}
+
+/// Ends and removes groups of processes that are no more. Which those are, `is_left_behind` says by their names.
+pub(crate) fn sweep(is_left_behind: impl Fn(&str) -> bool) {
+    let entries = place().and_then(|(top, _)| fs::read_dir(top).ok());
+    for entry in entries.into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(&is_left_behind) {
+            end_all(&entry.path());
+            drop(remove(&entry.path()));
         }
+    }
+}
+
+fn end_all(dir: &Path) {
+    let deadline = Instant::now() + GONE;
+    loop {
+        let left = processes(dir);
+        if left.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in left {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        // A child that its parent has not waited for yet is no more in the list.
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -173,6 +185,10 @@ fn remove(dir: &Path) -> io::Result<()> {
             other => return other,
         }
     }
+}
+
+fn place() -> Option<(PathBuf, bool)> {
+    find(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
 }
 
 /// Where groups are made: the hierarchy of cpuacct if there is one, else version 2.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{LabError, tools};
+use crate::{LabError, group, tools};
 
 const COMMON: &str = "stage-lab-";
 
@@ -61,6 +61,7 @@ fn is_left_behind(name: &str) -> bool {
 /// Removes namespaces and directories of labs whose process has died.
 pub(crate) fn sweep() -> Vec<String> {
     let mut swept = Vec::new();
+    group::sweep(is_left_behind);
     for name in listed(NETNS).into_iter().filter(|name| is_left_behind(name)) {
         if remove_namespace(&name).is_ok() {
             swept.push(name);
