@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
 use stage_lab::cluster::{Cluster, Pushed, Setup};
-use stage_lab::{Lab, LabError, Options};
+use stage_lab::{Group, Lab, LabError, Options};
 
 use crate::bench::{
     Common, Facts, PUSH, Table, binary, copies, good, in_words, one_switch, random_file, remove, rounded,
@@ -60,6 +60,17 @@ fn moments(pushed: &Pushed) -> [f64; 6] {
     ]
 }
 
+/// One push.
+struct Run {
+    /// Milliseconds from its start.
+    at: [f64; 6],
+    /// Milliseconds of all processes.
+    cpu: f64,
+    /// Through the source's interface, both ways, for each target: what coordinator and source say and hear.
+    packets: f64,
+    shape: String,
+}
+
 /// Measures, prints the tables, keeps the figures.
 ///
 /// # Errors
@@ -80,19 +91,38 @@ fn tables(small: &Small, stage: &std::path::Path) -> Result<[Table; 2], LabError
     };
     let lab = Lab::with(&topology, &options)?;
     let security = small.common.security();
-    let cluster = Cluster::up(&lab, &Setup::new(stage, &text, security))?;
+    let group = Group::new()?;
+    let setup = Setup {
+        group: Some(&group),
+        ..Setup::new(stage, &text, security)
+    };
+    let cluster = Cluster::up(&lab, &setup)?;
+    let source = "n0".parse().expect("a name");
+    let edge = topology
+        .interface_edge(&source, 0)
+        .expect("the source has an interface");
+    let packets = || -> Result<u64, LabError> {
+        Ok(lab.counters(edge)?.packets + lab.counters(edge.reverse())?.packets)
+    };
     let to = format!("n[1-{}]", small.targets);
-    let mut pushes: Vec<Vec<Pushed>> = small.size.iter().map(|_| Vec::new()).collect();
+    let mut pushes: Vec<Vec<Run>> = small.size.iter().map(|_| Vec::new()).collect();
     let (mut version, mut nodes) = (Vec::new(), Vec::new());
     // The first one warms up what is in no cache yet.
     for round in 0..=small.rounds {
         for (at, size) in small.size.iter().enumerate() {
             let file = random_file(&lab, "n0", &format!("payload-{round}-{at}"), *size)?;
+            let (cpu, before) = (group.cpu()?, packets()?);
             let pushed = good(cluster.push(&[word(&file), "--to", &to], PUSH)?)?;
+            let run = Run {
+                at: moments(&pushed),
+                cpu: ms(group.cpu()?.saturating_sub(cpu)),
+                packets: (packets()? - before) as f64 / f64::from(small.targets),
+                shape: pushed.end()["plan"]["shape"].as_str().unwrap_or("?").to_owned(),
+            };
             remove(&copies(&pushed));
             remove(&[file]);
             if round > 0 {
-                pushes[at].push(pushed);
+                pushes[at].push(run);
             }
         }
         let started = Instant::now();
@@ -107,46 +137,45 @@ fn tables(small: &Small, stage: &std::path::Path) -> Result<[Table; 2], LabError
         "small files to {} agents on one machine, {words}: milliseconds",
         small.targets
     );
-    let mut times = Table::new(
-        title,
-        &["what", "to the command's exit", "to the last copy", "shape"],
-    );
+    let columns = [
+        "what",
+        "to the command's exit",
+        "to the last copy",
+        "processor time of all",
+        "packets at the source per target",
+        "shape",
+    ];
+    let mut times = Table::new(title, &columns);
     let mut spent = Table::new("where the time goes, milliseconds", &["step", "size", "takes"]);
-    for (size, pushes) in small.size.iter().zip(&pushes) {
-        let all: Vec<[f64; 6]> = pushes.iter().map(moments).collect();
-        let shape = pushes
-            .first()
-            .map_or(Value::Null, |pushed| pushed.end()["plan"]["shape"].clone());
-        let figures = all.iter().map(|at| at.map(rounded)).collect::<Vec<_>>();
+    for (size, runs) in small.size.iter().zip(&pushes) {
+        let all = |of: &dyn Fn(&Run) -> f64| spread(runs.iter().map(of), 1);
+        let figures = runs.iter().map(|run| run.at.map(rounded)).collect::<Vec<_>>();
         times.add(
             vec![
                 size.to_string(),
-                spread(all.iter().map(|at| at[5]), 1),
-                spread(all.iter().map(|at| at[3]), 1),
-                shape.as_str().unwrap_or("?").to_owned(),
+                all(&|run| run.at[5]),
+                all(&|run| run.at[3]),
+                all(&|run| run.cpu),
+                all(&|run| run.packets),
+                runs.first().map_or("?", |run| &run.shape).to_owned(),
             ],
-            json!({ "moments": MOMENTS, "milliseconds": figures }),
+            json!({
+                "moments": MOMENTS,
+                "milliseconds": figures,
+                "cpu_milliseconds": runs.iter().map(|run| run.cpu).collect::<Vec<_>>(),
+            }),
         );
         for (step, name) in MOMENTS.iter().enumerate() {
-            let takes = all
-                .iter()
-                .map(|at| at[step] - if step == 0 { 0.0 } else { at[step - 1] });
-            spent.add(
-                vec![(*name).to_owned(), size.to_string(), spread(takes, 1)],
-                Value::Null,
-            );
+            let takes = all(&|run| run.at[step] - if step == 0 { 0.0 } else { run.at[step - 1] });
+            spent.add(vec![(*name).to_owned(), size.to_string(), takes], Value::Null);
         }
     }
     for (name, times_of) in [
         ("`stage --version`: a process starts in the namespace", version),
         ("`stage nodes`: and connects, and has one answer", nodes),
     ] {
-        let cells = vec![
-            name.to_owned(),
-            spread(times_of.iter().copied(), 1),
-            "–".to_owned(),
-            "–".to_owned(),
-        ];
+        let mut cells = vec![name.to_owned(), spread(times_of.iter().copied(), 1)];
+        cells.resize(columns.len(), "–".to_owned());
         times.add(cells, json!(times_of));
     }
     Ok([times, spent])
