@@ -3,9 +3,10 @@
 //!
 //! It is a FUSE file system over the directory itself: what lies there is seen through it, and what is written stays.
 //! Each `write` is answered when the disk's cache has room for its bytes, an `fsync` when all is on the disk. [`pace`] says
-//! when, and is pure; [`through`] is the file system.
+//! when, and is pure; [`real`] holds what lies below, [`through`] is the file system.
 
 mod pace;
+mod real;
 mod through;
 
 use std::io;
@@ -18,7 +19,7 @@ use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use stage_core::units::{ByteCount, Rate};
 
 use self::pace::Pace;
-use self::through::{Answer, Through};
+use self::real::{Answer, Through};
 
 /// How fast a slow disk is.
 #[derive(Debug, Clone, Copy, PartialEq)]
