@@ -28,6 +28,9 @@ const ORDERS: usize = 16;
 /// How long the partial of a job that the coordinator does not know is kept.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
+/// How long the index remembers a copy that is missing.
+const MISSED: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// Ended jobs whose rank is remembered, so that an order that comes late does not wake them.
 const ENDED: usize = 4096;
 
@@ -164,13 +167,18 @@ impl Runner {
             .collect()
     }
 
-    /// Every hour: drops what is left of jobs that no coordinator has asked for in [`KEPT`].
+    /// Every hour: drops what is left of jobs that no coordinator has asked for in [`KEPT`], and forgets copies that
+    /// were missed for [`MISSED`].
     pub(crate) async fn sweep(&self) -> Infallible {
         let mut hourly = interval(Duration::from_secs(3600));
         loop {
             hourly.tick().await;
             let (context, known) = (self.context.clone(), self.held().into_keys().collect());
-            let gone = blocking(move || sweep(&context.roots, &context.state, &known, KEPT)).await;
+            let gone = blocking(move || {
+                context.index.sweep(&context.roots, MISSED);
+                sweep(&context.roots, &context.state, &known, KEPT)
+            })
+            .await;
             for job in gone {
                 tracing::warn!(%job, "no coordinator has asked for this job for a day; its partial is dropped");
             }

@@ -19,7 +19,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use stage_core::ask::{Copy, Kind, State};
@@ -34,6 +34,7 @@ use stage_core::units::ByteCount;
 
 use crate::fault;
 use crate::journal::{self, FileState, Kept, Table};
+use crate::root::Roots;
 pub use look::Hashing;
 
 const MAGIC: &[u8; 8] = b"stageI\r\n";
@@ -79,6 +80,10 @@ pub struct Entry {
     pub(crate) published: u64,
     /// It stood there before, and was found to be the payload.
     pub(crate) found: bool,
+    /// A verification found the file in this state to be something else: in which way.
+    pub(crate) damage: Option<(FileState, String)>,
+    /// When it was first seen to be missing: seconds since 1970.
+    pub(crate) missing: Option<u64>,
     /// The inode that is being removed, if an agent died while it did that.
     pub(crate) removing: Option<u64>,
 }
@@ -131,10 +136,7 @@ impl Entry {
 
     /// Whether a file is the one that was published, untouched since.
     pub(crate) fn is_untouched(&self, now: &FileState) -> bool {
-        let key = &self.key;
-        let same_boot = journal::is_this_boot(self.boot);
-        (key.ino, key.size, key.mtime, key.ctime) == (now.ino, now.size, now.mtime, now.ctime)
-            && (key.dev == now.dev || !same_boot)
+        self.key.looks_like(now) && (self.key.dev == now.dev || !journal::is_this_boot(self.boot))
     }
 
     fn encode(&self) -> io::Result<Vec<u8>> {
@@ -284,6 +286,8 @@ impl Index {
             boot: journal::boot_id(),
             published: own.as_ref().map_or_else(now, |own| own.published),
             found: own.map_or(note.already, |own| own.found),
+            damage: None,
+            missing: None,
             removing: None,
         };
         let fail = |e: &io::Error| fault::state(e, "entering a copy in the index", &place);
@@ -340,6 +344,32 @@ impl Index {
         };
         change(&mut entry);
         write(&place, &entry, true)
+    }
+
+    /// Forgets the copies that have been missing for so long. To be called now and then.
+    pub fn sweep(&self, roots: &Roots, age: Duration) {
+        for entry in self.entries() {
+            let is_missing = self.look(roots, &entry).0 == State::Missing;
+            let now = now();
+            let done = match (is_missing, entry.missing) {
+                (false, None) => Ok(()),
+                (false, Some(_)) => self.change(&entry.path, |entry| entry.missing = None),
+                (true, None) => self.change(&entry.path, |entry| entry.missing = Some(now)),
+                (true, Some(since)) => {
+                    if now.saturating_sub(since) >= age.as_secs() {
+                        tracing::info!(
+                            path = show_path(&entry.path),
+                            "a copy that is long gone is forgotten"
+                        );
+                        self.forget(&entry.path);
+                    }
+                    Ok(())
+                }
+            };
+            if let Err(failure) = done {
+                tracing::warn!("{failure}");
+            }
+        }
     }
 
     /// Forgets what was published at a path.

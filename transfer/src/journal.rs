@@ -74,6 +74,11 @@ impl FileState {
         })
     }
 
+    /// Whether inode, size and times are the same. Device and mount have other numbers in another boot.
+    pub(crate) fn looks_like(&self, other: &Self) -> bool {
+        (self.ino, self.size, self.mtime, self.ctime) == (other.ino, other.size, other.mtime, other.ctime)
+    }
+
     /// Whether it is the same file on the same mount, whatever was done to it.
     pub(crate) fn same_file(&self, other: &Self) -> bool {
         (self.dev, self.mount, self.ino) == (other.dev, other.mount, other.ino)

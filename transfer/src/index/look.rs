@@ -76,18 +76,22 @@ impl Index {
     pub fn look(&self, roots: &Roots, entry: &Entry) -> (State, String) {
         match open(roots, entry) {
             Found::Else(state, detail) => (state, detail),
-            Found::File(_, now) if entry.is_untouched(&now) => (State::Ok, String::new()),
-            Found::File(_, now) => {
-                let key = &entry.key;
-                let what = if now.ino != key.ino {
-                    "another file lies there"
-                } else if (now.size, now.mtime) != (key.size, key.mtime) {
-                    "it was written to"
-                } else {
-                    "its owner, mode, links or times were changed"
-                };
-                (State::Changed, what.to_owned())
-            }
+            Found::File(_, now) => match &entry.damage {
+                // Until it is touched again, that is what it is.
+                Some((then, damage)) if then.looks_like(&now) => (State::Damaged, damage.clone()),
+                _ if entry.is_untouched(&now) => (State::Ok, String::new()),
+                _ => {
+                    let key = &entry.key;
+                    let what = if now.ino != key.ino {
+                        "another file lies there"
+                    } else if (now.size, now.mtime) != (key.size, key.mtime) {
+                        "it was written to"
+                    } else {
+                        "its owner, mode, links or times were changed"
+                    };
+                    (State::Changed, what.to_owned())
+                }
+            },
         }
     }
 
@@ -102,24 +106,30 @@ impl Index {
             Ok(Some(damage)) => damage,
             Err(why) => return Some((State::Unreadable, why)),
         };
-        if let Some(damage) = damage {
-            return Some((State::Damaged, damage));
-        }
         match FileState::of(&file) {
             Ok(after) if after == before => {}
             _ => return Some((State::Changed, "it was changed while it was read".to_owned())),
         }
-        if !entry.is_untouched(&before) {
-            // It is what was published, whatever was done to it: from now on this is how it looks.
-            let refreshed = self.change(&entry.path, |now| {
-                if now.key == entry.key {
+        let found = damage.clone().map(|damage| (before.clone(), damage));
+        if found != entry.damage || (found.is_none() && !entry.is_untouched(&before)) {
+            let noted = self.change(&entry.path, |now| {
+                // Another copy may have been published meanwhile.
+                if now.key != entry.key || now.job != entry.job {
+                    return;
+                }
+                if found.is_none() {
+                    // It is what was published, whatever was done to it: from now on this is how it looks.
                     now.key = before;
                     now.boot = journal::boot_id();
                 }
+                now.damage = found;
             });
-            if let Err(failure) = refreshed {
+            if let Err(failure) = noted {
                 tracing::warn!("{failure}");
             }
+        }
+        if let Some(damage) = damage {
+            return Some((State::Damaged, damage));
         }
         Some((State::Ok, String::new()))
     }

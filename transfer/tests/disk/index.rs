@@ -134,14 +134,16 @@ fn drift_is_seen() {
     let (state, why) = verify(&bench, &index);
     assert_eq!((state, why.as_str()), (State::Damaged, "chunk 2 of 4 differs"));
     assert_eq!(
-        look(&bench, &index).0,
-        State::Changed,
-        "damage does not become the rule"
+        look(&bench, &index),
+        (state, why),
+        "that is known until it is touched"
     );
+    tick(&bench);
     open.write_all_at(&[bench.bytes[9] ^ 1], 9).unwrap();
     let (_, why) = verify(&bench, &index);
     assert_eq!(why, "2 of 4 chunks differ, the first is chunk 0");
 
+    tick(&bench);
     // Another length, another file, another kind, nothing.
     open.set_len(5).unwrap();
     assert!(look(&bench, &index).1.contains("written"));
@@ -454,6 +456,26 @@ fn what_a_job_writes_is_left_to_it() {
     bench.receive_rest(&target);
     target.publish(&bench.fin()).unwrap();
     bench.assert_published();
+}
+
+#[test]
+fn what_is_long_gone_is_forgotten() {
+    let bench = Bench::new(7);
+    let index = publish(&bench);
+    let aside = bench.root.join("aside");
+    let day = Duration::from_secs(24 * 3600);
+    index.sweep(&bench.roots, Duration::ZERO);
+    fs::rename(bench.file(), &aside).unwrap();
+    index.sweep(&bench.roots, day);
+    index.sweep(&bench.roots, day);
+    assert_eq!(look(&bench, &index).0, State::Missing, "not for long");
+    fs::rename(&aside, bench.file()).unwrap();
+    index.sweep(&bench.roots, day);
+    fs::remove_file(bench.file()).unwrap();
+    index.sweep(&bench.roots, Duration::ZERO);
+    assert_eq!(index.entries().len(), 1, "it is missing since now only");
+    index.sweep(&bench.roots, Duration::ZERO);
+    assert!(index.entries().is_empty());
 }
 
 const DIR: &str = "STAGE_TEST_INDEX_DIR";
