@@ -9,6 +9,8 @@
 //! read from here by index, never held in memory. It is a hint: who opens it decides what of it to believe
 //! (see [`crate::target`]). Damage never refuses a resume: a bad head only means that all slots are doubted.
 
+mod kept;
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -24,6 +26,7 @@ use stage_core::failure::Failure;
 use stage_core::id::JobId;
 
 use crate::fault;
+pub(crate) use kept::Kept;
 
 const MAGIC: &[u8; 8] = b"stageT\r\n";
 const VERSION: u32 = 2;
@@ -325,27 +328,6 @@ impl Table {
             .map_err(|e| self.fail(&e, "writing the chunk table"))
     }
 
-    /// Gives the table a second name, under which it outlives its job. Where links cannot be made it is copied.
-    pub(crate) fn keep_as(&self, path: &Path) -> Result<(), Failure> {
-        let new = path.with_extension("new");
-        let keep = || {
-            match std::fs::remove_file(&new) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
-            if std::fs::hard_link(&self.path, &new).is_err() {
-                std::fs::copy(&self.path, &new)?;
-            }
-            std::fs::rename(&new, path)?;
-            // Renaming one name of a file to another of its names leaves both.
-            match std::fs::remove_file(&new) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-                _ => Ok(()),
-            }
-        };
-        keep().map_err(|e| self.fail(&e, "keeping the chunk table"))
-    }
-
     /// Makes the head durable.
     pub(crate) fn sync(&self) -> Result<(), Failure> {
         self.file
@@ -417,30 +399,6 @@ impl Table {
             }
         })?;
         Ok(set)
-    }
-}
-
-/// A table that was kept with what it speaks of, for reading only.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    file: File,
-    job: JobId,
-}
-
-impl Kept {
-    /// Opens the table of a job at this path.
-    pub(crate) fn open(path: &Path, job: JobId) -> io::Result<Self> {
-        Ok(Self {
-            file: File::open(path)?,
-            job,
-        })
-    }
-
-    /// A chunk's digest, `None` if its slot is empty or damaged.
-    pub(crate) fn get(&self, index: ChunkIndex) -> Option<ChunkDigest> {
-        let mut slot = [0; SLOT];
-        self.file.read_exact_at(&mut slot, place(index.0)).ok()?;
-        parse(self.job, index, &slot)
     }
 }
 
