@@ -132,6 +132,10 @@ fn the_inventory_follows_what_happens() {
         said.stdout
     );
 
+    let ls = cluster.run(&["ls", "--json"]).expect(0);
+    let known = of(&[("n1", "missing"), ("n2", "damaged"), ("n3", "ok")]);
+    assert_eq!(copies(&ls), known, "what was found is known from now on");
+
     let mended = cluster
         .push(&source, &["--to", "targets", "--if-exists", "replace"])
         .expect(0);
