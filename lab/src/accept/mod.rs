@@ -7,6 +7,7 @@
 mod chain;
 mod faults;
 mod memory;
+mod payloads;
 mod racks;
 mod report;
 mod sizes;
@@ -31,7 +32,8 @@ pub(crate) struct Accept {
     /// The binary that is measured.
     #[arg(long, default_value = "target/release/stage")]
     stage: PathBuf,
-    /// Only these measurements: chain, memory, racks, faults, sizes.
+    /// Only these measurements: chain, memory, racks, faults, sizes, blast, many, sparse,
+    /// changes, expect.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     only: Vec<String>,
     /// How often each timed push is done.
@@ -47,12 +49,17 @@ pub(crate) struct Accept {
 
 type Measurement = (&'static str, fn(&mut Bench));
 
-const MEASUREMENTS: [Measurement; 5] = [
+const MEASUREMENTS: [Measurement; 10] = [
     ("chain", chain::run),
     ("memory", memory::run),
     ("racks", racks::run),
     ("faults", faults::run),
     ("sizes", sizes::run),
+    ("blast", payloads::blast),
+    ("many", payloads::many),
+    ("sparse", payloads::sparse),
+    ("changes", payloads::changes),
+    ("expect", payloads::expect),
 ];
 
 /// Measures, prints the table, keeps the figures. Whether all was as asked.
