@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
@@ -50,7 +49,7 @@ impl Stream {
             limit: None,
             state: node.state.clone(),
             children: children.iter().map(|child| name(child)).collect(),
-            input: OwnedFd::from(read),
+            input: read,
             tie: tie.clone(),
         };
         let pipe = Pipe::start(&node.plane, config, say).await.unwrap();
