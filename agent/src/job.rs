@@ -2,7 +2,7 @@
 //! cancel and publish can never race.
 //!
 //! ```text
-//!   PrepareSource ──► look ──► Prepared::Source
+//!   PrepareSource ──► look ──► Prepared::Source              (a stream was handed over before, or is not there)
 //!   PrepareTarget ──► target::prepare ──► Prepared::Ready | Skipped | Unfit
 //!   Run ──► source: Source + Serving                  ──► SourceReport
 //!       └─► target: Serving + Inbound ──► Complete ──┬──► publish ──► Outcome
@@ -23,6 +23,7 @@ use stage_core::manifest::Manifest;
 use stage_core::payload::Payload;
 use stage_transfer::inbound::{HopEvent, Inbound, InboundConfig};
 use stage_transfer::outbound::Serving;
+use stage_transfer::pipe::{Pipe, PipeConfig};
 use stage_transfer::source::{Source, SourceConfig, look};
 use stage_transfer::store::Store;
 use stage_transfer::target::{Preparation, PublishError, Target, discard_job, prepare};
@@ -30,6 +31,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking;
+use crate::origin::Origin;
 use crate::runner::Context;
 
 /// Events waiting for the job's task: more make the data plane wait.
@@ -44,7 +46,7 @@ struct Parts {
     store: Option<Arc<Store>>,
     serving: Option<Arc<Serving>>,
     inbound: Option<Arc<Inbound>>,
-    source: Option<Arc<Source>>,
+    source: Option<Arc<Origin>>,
 }
 
 impl Live {
@@ -94,7 +96,7 @@ pub(crate) struct Job {
     live: Arc<Live>,
     rank: (Epoch, PlanVersion),
     target: Option<Arc<Target>>,
-    source: Option<Arc<Source>>,
+    source: Option<Arc<Origin>>,
     serving: Option<Arc<Serving>>,
     inbound: Option<Arc<Inbound>>,
     /// When this node began to run.
@@ -194,6 +196,16 @@ impl Job {
 
     async fn prepare_source(&mut self, version: PlanVersion, spec: SourceSpec) {
         let node = self.context.node.clone();
+        if let [stream] = spec.paths.as_slice()
+            && stream.is_stream()
+        {
+            let prepared = match self.context.streams.look(self.id, &stream.name) {
+                Ok(payload) => Prepared::Source { payload },
+                Err(failure) => Prepared::Unfit(failure.on(&node)),
+            };
+            self.context.outbox.prepared(self.id, version, true, &prepared);
+            return;
+        }
         let looked = blocking(move || {
             let manifest = look(&spec)?;
             let payload = Payload::of(&manifest).map_err(|error| {
@@ -297,18 +309,11 @@ impl Job {
         if self.source.is_some() {
             return;
         }
-        let config = SourceConfig {
-            job: self.id,
-            key: run.key.clone(),
-            spec: spec.clone(),
-            payload: run.payload.clone(),
-            manifest: self.manifest.take(),
-            hash: run.hash,
-            limit: run.limit,
-            state: self.context.state.clone(),
-            children: run.children.clone(),
+        let started = match spec.paths.as_slice() {
+            [stream] if stream.is_stream() => self.start_stream(run, spec).await.map(Origin::Stream),
+            _ => self.start_source(run, spec).await.map(Origin::Files),
         };
-        match Source::start(&self.context.plane, config, self.source_events.0.clone()).await {
+        match started {
             Ok(source) => {
                 let source = Arc::new(source);
                 self.live.parts().source = Some(source.clone());
@@ -320,6 +325,39 @@ impl Job {
                     .source(self.id, &SourceReport::Failed(failure.on(&self.context.node)));
             }
         }
+    }
+
+    async fn start_stream(&self, run: &Run, spec: &SourceSpec) -> Result<Pipe, Failure> {
+        let (input, tie) = self.context.streams.take(self.id)?;
+        let config = PipeConfig {
+            job: self.id,
+            key: run.key.clone(),
+            payload: run.payload.clone(),
+            hash: run.hash,
+            source_limit: spec.limit,
+            expect: spec.expect.clone(),
+            limit: run.limit,
+            state: self.context.state.clone(),
+            children: run.children.clone(),
+            input,
+            tie,
+        };
+        Pipe::start(&self.context.plane, config, self.source_events.0.clone()).await
+    }
+
+    async fn start_source(&mut self, run: &Run, spec: &SourceSpec) -> Result<Source, Failure> {
+        let config = SourceConfig {
+            job: self.id,
+            key: run.key.clone(),
+            spec: spec.clone(),
+            payload: run.payload.clone(),
+            manifest: self.manifest.take(),
+            hash: run.hash,
+            limit: run.limit,
+            state: self.context.state.clone(),
+            children: run.children.clone(),
+        };
+        Source::start(&self.context.plane, config, self.source_events.0.clone()).await
     }
 
     async fn be_target(&mut self, run: &Run, spec: &TargetSpec) {
@@ -426,6 +464,13 @@ impl Job {
         let (Some(target), Some(fin)) = (self.target.clone(), self.fin.clone()) else {
             return;
         };
+        if target.store().is_stream() {
+            // Only now it can be told what is missing.
+            let (closing, data) = (target.clone(), fin.data);
+            if let Err(failure) = blocking(move || closing.store().close(data)).await {
+                return self.end(Outcome::Failed(failure.on(&self.context.node))).await;
+            }
+        }
         if !(self.complete || target.store().is_complete()) {
             return;
         }

@@ -10,7 +10,8 @@
 //! | `asked` | questions of the coordinator, one task each |
 //! | `runner` | the jobs on this node, one task each |
 //! | `job` | one job on this node: source, target or both |
-//! | `local` | the socket for users of this host |
+//! | `local`, `streams` | the socket for users of this host, and the streams that they hand over |
+//! | `origin` | where a payload comes from: files, or a pipe |
 //! | `outbox` | facts on their way to the coordinator, said again after each reconnect |
 //!
 //! Losing the coordinator stops nothing here: jobs go on receiving and serving; only publishing waits for FINAL.
@@ -22,9 +23,11 @@ mod host;
 mod identity;
 mod job;
 mod local;
+mod origin;
 mod outbox;
 mod runner;
 mod session;
+mod streams;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,6 +48,7 @@ use identity::Identity;
 use local::Local;
 use outbox::Outbox;
 use runner::{Context, Runner};
+use streams::Streams;
 
 /// How long children may take to move when the agent drains; the unit's stop timeout is longer.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -57,6 +61,7 @@ pub struct Agent {
     plane: Arc<DataPlane>,
     budget: Arc<Budget>,
     roots: Arc<Roots>,
+    streams: Arc<Streams>,
     local: Local,
 }
 
@@ -79,7 +84,13 @@ impl Agent {
             budget.clone(),
             host::windows(),
         )?;
-        let local = Local::open(&config.socket(), config.node.clone(), roots.clone())?;
+        let streams = Arc::new(Streams::default());
+        let local = Local::open(
+            &config.socket(),
+            config.node.clone(),
+            roots.clone(),
+            streams.clone(),
+        )?;
         Ok(Self {
             config,
             net,
@@ -87,6 +98,7 @@ impl Agent {
             plane,
             budget,
             roots,
+            streams,
             local,
         })
     }
@@ -114,6 +126,7 @@ impl Agent {
             roots: self.roots.clone(),
             index,
             budget: self.budget,
+            streams: self.streams,
             outbox: outbox.clone(),
         });
         let mut session = session::Session::new(

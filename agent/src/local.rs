@@ -2,12 +2,14 @@
 //! needs is said in one place, [`who`].
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use stage_core::assignment::Place;
 use stage_core::failure::{Code, Failure};
-use stage_core::id::NodeName;
+use stage_core::id::{JobId, NodeName};
 use stage_net::NetError;
 use stage_net::local::{LocalConn, LocalListener, Peer};
 use stage_proto::local::{Answer, Ask, Found, Whereabouts};
@@ -17,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::streams::{Held, Streams};
 use crate::{Error, blocking};
 
 /// Connections at once. More wait to be accepted.
@@ -38,6 +41,8 @@ fn who(ask: &Ask) -> Who {
     match ask {
         // Names and paths of copies are no secret: what they hold is kept by their own modes.
         Ask::Where { .. } => Who::Anybody,
+        // What somebody may push is what the coordinator makes a job of; here they only hand over what they have open.
+        Ask::Stream { .. } | Ask::Seen => Who::Anybody,
     }
 }
 
@@ -51,6 +56,7 @@ pub(crate) struct Local {
 struct Desk {
     node: NodeName,
     roots: Arc<Roots>,
+    streams: Arc<Streams>,
     /// Connections of each user.
     users: Mutex<BTreeMap<u32, usize>>,
 }
@@ -60,13 +66,19 @@ impl Local {
     ///
     /// # Errors
     /// Another agent listens there, or the path cannot be used.
-    pub(crate) fn open(socket: &Path, node: NodeName, roots: Arc<Roots>) -> Result<Self, Error> {
+    pub(crate) fn open(
+        socket: &Path,
+        node: NodeName,
+        roots: Arc<Roots>,
+        streams: Arc<Streams>,
+    ) -> Result<Self, Error> {
         let listener = LocalListener::bind(socket)?;
         Ok(Self {
             listener,
             desk: Arc::new(Desk {
                 node,
                 roots,
+                streams,
                 users: Mutex::default(),
             }),
         })
@@ -136,7 +148,7 @@ impl Drop for Seat {
     }
 }
 
-/// One connection: one request, one answer.
+/// One connection: one request, one answer; of a stream some more.
 async fn attend(mut conn: LocalConn, desk: Arc<Desk>) {
     let Peer { uid, gid, pid } = conn.peer();
     let Some(_seat) = desk.seat(uid) else {
@@ -148,8 +160,8 @@ async fn attend(mut conn: LocalConn, desk: Arc<Desk>) {
         refuse(&mut conn, failure).await;
         return;
     };
-    let ask = match timeout(ASKED, conn.receive::<Ask>()).await {
-        Ok(Ok(Some((ask, _)))) => ask,
+    let (ask, descriptors) = match timeout(ASKED, conn.receive::<Ask>()).await {
+        Ok(Ok(Some(asked))) => asked,
         // Whoever comes only to see whether we live leaves without a word.
         Ok(Ok(None)) => return,
         Ok(Err(error)) => {
@@ -167,28 +179,76 @@ async fn attend(mut conn: LocalConn, desk: Arc<Desk>) {
     };
     tracing::debug!(uid, gid, pid, ?ask, "asked on the socket");
     let answer = match who(&ask) {
-        Who::Anybody => answer(ask, &desk).await,
+        Who::Anybody => match ask {
+            Ask::Where { place, name } => whereabouts(place, name, &desk).await,
+            Ask::Stream { job, mode } => match take_in(job, mode, descriptors, &desk) {
+                Ok(held) => return attend_stream(conn, job, held, &desk).await,
+                Err(failure) => Answer::Refused(failure.on(&desk.node)),
+            },
+            Ask::Seen => Answer::Refused(out_of_turn()),
+        },
     };
     say(&mut conn, &answer).await;
 }
 
-async fn answer(ask: Ask, desk: &Arc<Desk>) -> Answer {
-    match ask {
-        Ask::Where { place, name } => {
-            let at = desk.clone();
-            match blocking(move || at.roots.locate(&place, &name)).await {
-                Ok(located) => Answer::Where(Whereabouts {
-                    node: desk.node.clone(),
-                    roots: desk.roots.names(),
-                    path: located.name,
-                    found: located.found.map(|found| match found {
-                        root::Found::File { size } => Found::File { size },
-                        root::Found::Tree { path } => Found::Tree { generation: path },
-                    }),
-                }),
-                Err(failure) => Answer::Refused(failure.on(&desk.node)),
-            }
+fn out_of_turn() -> Failure {
+    Failure::new(
+        Code::Usage,
+        "that was said before there was anything to see",
+        "use the `stage` command of this release",
+    )
+}
+
+/// Takes a stream's input in.
+fn take_in(job: JobId, mode: u32, mut descriptors: Vec<OwnedFd>, desk: &Arc<Desk>) -> Result<Held, Failure> {
+    let (Some(input), true) = (descriptors.pop(), descriptors.is_empty()) else {
+        return Err(Failure::new(
+            Code::Usage,
+            "a stream comes with one descriptor",
+            "use the `stage` command of this release",
+        ));
+    };
+    desk.streams.hand_over(job, input, mode)
+}
+
+/// Stays with a stream until its end was seen, its job has ended, or whoever brought it has gone.
+async fn attend_stream(mut conn: LocalConn, job: JobId, held: Held, desk: &Arc<Desk>) {
+    let Peer { uid, pid, .. } = conn.peer();
+    tracing::info!(%job, uid, pid, "a stream was handed over");
+    let node = desk.node.clone();
+    say(&mut conn, &Answer::Taken { node }).await;
+    let ended = tokio::select! {
+        // Nothing is to be said before the end, so that this is somebody who leaves.
+        () = conn.stirs() => {
+            tracing::warn!(%job, uid, pid, "whoever brought the stream has gone before its end");
+            return;
         }
+        ended = held.tie.ended() => ended,
+    };
+    let Some(bytes) = ended else { return };
+    say(&mut conn, &Answer::Ended { bytes }).await;
+    match timeout(ASKED, conn.receive::<Ask>()).await {
+        Ok(Ok(Some((Ask::Seen, _)))) => {
+            tracing::info!(%job, %bytes, "the stream has ended");
+            held.tie.seen();
+        }
+        _ => tracing::warn!(%job, uid, pid, "nobody lived to see the stream's end; nothing of it counts"),
+    }
+}
+
+async fn whereabouts(place: Place, name: Vec<u8>, desk: &Arc<Desk>) -> Answer {
+    let at = desk.clone();
+    match blocking(move || at.roots.locate(&place, &name)).await {
+        Ok(located) => Answer::Where(Whereabouts {
+            node: desk.node.clone(),
+            roots: desk.roots.names(),
+            path: located.name,
+            found: located.found.map(|found| match found {
+                root::Found::File { size } => Found::File { size },
+                root::Found::Tree { path } => Found::Tree { generation: path },
+            }),
+        }),
+        Err(failure) => Answer::Refused(failure.on(&desk.node)),
     }
 }
 
@@ -209,7 +269,6 @@ async fn say(conn: &mut LocalConn, answer: &Answer) {
 mod tests {
     use std::path::PathBuf;
 
-    use stage_core::assignment::Place;
     use stage_core::units::ByteCount;
 
     use super::*;
@@ -227,7 +286,13 @@ mod tests {
             std::fs::create_dir(&root).unwrap();
             let roots = Arc::new(Roots::open(vec![("main".parse().unwrap(), root)]));
             let stop = CancellationToken::new();
-            let local = Local::open(&dir.path().join("agent.sock"), "n1".parse().unwrap(), roots).unwrap();
+            let local = Local::open(
+                &dir.path().join("agent.sock"),
+                "n1".parse().unwrap(),
+                roots,
+                Arc::default(),
+            )
+            .unwrap();
             let task = tokio::spawn(local.serve(stop.clone()));
             Self { dir, stop, task }
         }

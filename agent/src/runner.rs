@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::blocking;
 use crate::job::{Job, Live};
 use crate::outbox::Outbox;
+use crate::streams::Streams;
 
 /// Orders waiting for one job. The session waits when they are more: orders are few and whole.
 const ORDERS: usize = 16;
@@ -42,6 +43,7 @@ pub(crate) struct Context {
     pub(crate) roots: Arc<Roots>,
     pub(crate) index: Arc<Index>,
     pub(crate) budget: Arc<Budget>,
+    pub(crate) streams: Arc<Streams>,
     pub(crate) outbox: Arc<Outbox>,
 }
 

@@ -130,14 +130,24 @@ Examples:
   stage push genome.db --to 'all-compute,!compute[005-006]' --dest scratch:db
   stage push genome.db --to all-compute --if-exists replace
   stage push model.bin --to \"$SLURM_JOB_NODELIST\" --json
+  tar c refdb | stage push - --as refdb.tar --to all-compute
+
+A pipe (-) is sent while it comes; its length need not be known. This node's
+agent reads it. Whatever happens before its end was seen (a read error, the end
+of this command, of the agent) fails the job, and nothing is published. But a
+pipe ends alike whether its writer had finished or died: let the shell tell
+(set -o pipefail), or hold what comes against a digest with --expect.
 
 Exit: 0 every target has it; 2 bad request; 3 no coordinator;
       4 refused before a byte moved; 5 some have it; 6 none has it;
       7 cancelled; 130 Ctrl-C (the job goes on); 1 anything else.")]
 pub(crate) struct Push {
-    /// The file to send, on the source's node (one for now)
+    /// The file to send, on the source's node (one for now), or - for the standard input
     #[arg(value_name = "PATH", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
     pub paths: Vec<PathBuf>,
+    /// The name that it shall have [default: PATH's last part]; needed with -
+    #[arg(long = "as", value_name = "NAME")]
+    pub name: Option<OsString>,
     /// Who shall have it: groups, nodes, hostlists, exclusions
     #[arg(long, value_name = "TARGETS")]
     pub to: String,

@@ -27,6 +27,9 @@ pub(crate) enum Error {
     /// Ctrl-C; the job, if there is one by now, goes on.
     #[error("interrupted")]
     Interrupted(Option<JobId>),
+    /// Ctrl-C before the end of a stream: its job fails.
+    #[error("interrupted before the end of the input")]
+    Cut(JobId),
     /// A daemon ended.
     #[error("{message}")]
     Daemon {
@@ -70,7 +73,7 @@ impl Error {
             Self::Failure(failure) => exit::of(failure.code),
             Self::Job(job) => job.exit,
             Self::Topology { .. } => exit::USAGE,
-            Self::Interrupted(_) => exit::INTERRUPTED,
+            Self::Interrupted(_) | Self::Cut(_) => exit::INTERRUPTED,
             Self::Daemon { exit, .. } => *exit,
             Self::Output(_) => exit::OTHER,
         }
@@ -81,6 +84,7 @@ impl Error {
         match self {
             Self::Job(job) => Some(job.id),
             Self::Interrupted(job) => *job,
+            Self::Cut(job) => Some(*job),
             Self::Failure(_) | Self::Topology { .. } | Self::Daemon { .. } | Self::Output(_) => None,
         }
     }
@@ -104,6 +108,13 @@ impl Error {
                 Code::Interrupted,
                 format!("interrupted; job {job} goes on without this command"),
                 format!("follow it with `stage status {job} --watch`, end it with `stage cancel {job}`"),
+            ),
+            Self::Cut(job) => Failure::new(
+                Code::Interrupted,
+                format!(
+                    "interrupted before the end of the input: job {job} fails, nothing of it is published"
+                ),
+                "push again",
             ),
             Self::Interrupted(None) => Failure::new(Code::Interrupted, "interrupted", ""),
             Self::Topology { file, lines } => Failure::new(

@@ -68,6 +68,16 @@ pub struct SourcePath {
     pub name: Vec<u8>,
 }
 
+impl SourcePath {
+    /// In place of a path: what comes through a pipe that was handed to the source's agent.
+    pub const STREAM: &[u8] = b"-";
+
+    /// Whether it comes through a pipe.
+    pub fn is_stream(&self) -> bool {
+        self.path == Self::STREAM
+    }
+}
+
 /// What of a directory is sent, and how.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Walk {

@@ -244,6 +244,18 @@ impl LocalConn {
         }
     }
 
+    /// Waits until the other end says something or goes; takes nothing.
+    pub async fn stirs(&self) {
+        let peek = || {
+            let mut byte = [0; 1];
+            rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK)
+                .map(drop)
+                .map_err(io::Error::from)
+        };
+        // An error is something that the next receive will tell.
+        let _ = self.stream.async_io(Interest::READABLE, peek).await;
+    }
+
     /// Fills all of `buffer`; `false` at an end before its first byte.
     async fn fill(&self, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<bool, NetError> {
         let mut have = 0;
@@ -352,6 +364,31 @@ mod tests {
         assert_eq!((text.as_str(), descriptors.len()), ("again", 0));
         drop(client);
         assert!(server.receive::<String>().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn who_goes_is_noticed_and_who_stays_is_not() {
+        let (_dir, path) = place();
+        let listener = LocalListener::bind(&path).unwrap();
+        for says_something in [false, true] {
+            let mut client = LocalConn::connect(&path).await.unwrap();
+            let mut server = listener.accept().await;
+            client.send(&"hello", &[]).await.unwrap();
+            server.receive::<String>().await.unwrap().unwrap();
+            let stirs = tokio::time::timeout(Duration::from_millis(20), server.stirs());
+            assert!(stirs.await.is_err(), "nothing happens");
+            if says_something {
+                client.send(&"more", &[]).await.unwrap();
+            } else {
+                drop(client);
+            }
+            server.stirs().await;
+            let next = server.receive::<String>().await.unwrap();
+            assert_eq!(
+                next.map(|(text, _)| text).as_deref(),
+                says_something.then_some("more")
+            );
+        }
     }
 
     #[tokio::test]

@@ -1,10 +1,10 @@
 //! What the command line and the agent of the same host say to each other, over `stage_net::local`. One [`Ask`], one
-//! [`Answer`], and the connection is over.
+//! [`Answer`], and the connection is over; only a stream's goes on as long as its input does.
 
 use serde::{Deserialize, Serialize};
 use stage_core::assignment::Place;
 use stage_core::failure::Failure;
-use stage_core::id::{NodeName, RootName};
+use stage_core::id::{JobId, NodeName, RootName};
 use stage_core::units::ByteCount;
 
 /// What a user of the host asks of its agent.
@@ -17,6 +17,16 @@ pub enum Ask {
         /// The payload's name.
         name: Vec<u8>,
     },
+    /// Takes the descriptor that comes along as the input of a push under this id, which the coordinator is asked for
+    /// afterwards. The connection stays: who leaves before [`Ask::Seen`] has sent nothing.
+    Stream {
+        /// The job that it is for.
+        job: JobId,
+        /// Permission bits of the copies.
+        mode: u32,
+    },
+    /// To [`Answer::Ended`]: we live, and have seen it.
+    Seen,
 }
 
 /// The agent's answer.
@@ -24,6 +34,16 @@ pub enum Ask {
 pub enum Answer {
     /// To [`Ask::Where`].
     Where(Whereabouts),
+    /// To [`Ask::Stream`]: it is in good hands; push it from this node.
+    Taken {
+        /// The node.
+        node: NodeName,
+    },
+    /// The input of a stream has ended.
+    Ended {
+        /// How long it was.
+        bytes: ByteCount,
+    },
     /// It will not, or cannot.
     Refused(Failure),
 }

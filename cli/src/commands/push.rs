@@ -1,5 +1,7 @@
 //! `stage push`: one request, then watching.
 
+mod stream;
+
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -30,7 +32,15 @@ pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error
     } else {
         Form::of(push.output.json)
     };
-    let request = request(&push)?;
+    if stream::is_meant(&push) {
+        return stream::run(&push, form, connection).await;
+    }
+    let path = source::path(&push.paths)?;
+    let named = Named {
+        path: &path,
+        name: push.name.as_deref(),
+    };
+    let request = request(&push, &named)?;
     let (url, net) = config::client(connection)?;
     let job: JobId = request.job.parse().expect("it was made from an id");
     let submitted = Cell::new(None);
@@ -71,13 +81,24 @@ fn detached(form: Form, job: JobId, render: &mut dyn Render) -> Result<u8, Error
     Ok(exit::DONE)
 }
 
-fn request(push: &Push) -> Result<v1::SubmitRequest, Error> {
-    let path = source::path(&push.paths)?;
+/// What is pushed.
+struct Named<'a> {
+    /// Where it is, as the source's node shall open it.
+    path: &'a Path,
+    /// What it shall be called, if not as there.
+    name: Option<&'a OsStr>,
+}
+
+fn request(push: &Push, named: &Named<'_>) -> Result<v1::SubmitRequest, Error> {
     let expect = match &push.expect {
-        Some(file) => Some(Expectation {
-            path: Vec::new(),
-            digest: source::expected(file, &path)?,
-        }),
+        Some(file) => {
+            // A pipe has nothing but the name that it is given.
+            let listed = named.name.filter(|_| stream::is_meant(push)).map(Path::new);
+            Some(Expectation {
+                path: Vec::new(),
+                digest: source::expected(file, listed.unwrap_or(named.path))?,
+            })
+        }
         None => None,
     };
     Ok(v1::SubmitRequest {
@@ -96,7 +117,14 @@ fn request(push: &Push) -> Result<v1::SubmitRequest, Error> {
         wait_for_seconds: push.wait_for.as_secs(),
         expect: expect.iter().map(Into::into).collect(),
         dest: dest(push.dest.as_deref())?,
-        ..bare(&path, push.from.as_ref(), &push.to, &push.travel)?
+        paths: vec![v1::SourcePath {
+            path: named.path.as_os_str().as_bytes().to_vec(),
+            name: named
+                .name
+                .map(|name| name.as_bytes().to_vec())
+                .unwrap_or_default(),
+        }],
+        ..bare(named.path, push.from.as_ref(), &push.to, &push.travel)?
     })
 }
 
@@ -180,9 +208,18 @@ mod tests {
         }
     }
 
+    fn request_of(push: &Push) -> Result<v1::SubmitRequest, Error> {
+        let path = source::path(&push.paths)?;
+        let named = Named {
+            path: &path,
+            name: push.name.as_deref(),
+        };
+        request(push, &named)
+    }
+
     #[test]
     fn flags_become_a_request() {
-        let wire = request(&push(
+        let wire = request_of(&push(
             "stage push /data/a.db --to all --from n0 --dest scratch:db --shape chain --streams 2 --limit 1MB/s \
              --if-exists replace --unfit skip --wait-for 2min",
         ))
@@ -202,7 +239,7 @@ mod tests {
 
     #[test]
     fn without_a_source_the_host_says_who_it_is() {
-        let wire = request(&push("stage push /data/a.db --to all")).unwrap();
+        let wire = request_of(&push("stage push /data/a.db --to all")).unwrap();
         assert!(!wire.client_addresses.is_empty());
         assert_eq!((wire.shape.as_str(), wire.streams), ("auto", 0));
         assert_eq!(wire.wait_for_seconds, 24 * 3600);

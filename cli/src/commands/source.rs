@@ -29,8 +29,8 @@ pub(crate) fn path(paths: &[PathBuf]) -> Result<PathBuf, Error> {
     if path.as_os_str() == "-" {
         return Err(Failure::new(
             Code::SourceKind,
-            "a stream cannot be sent for now, only a regular file",
-            "write it into a file and push that; a file named '-' is ./-",
+            "nobody can look at the standard input before it is read",
+            "give the path of a file; one named '-' is ./-",
         )
         .at("-")
         .into());

@@ -14,3 +14,4 @@ mod local;
 mod payload;
 mod push;
 mod refusals;
+mod stream;

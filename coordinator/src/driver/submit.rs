@@ -110,6 +110,13 @@ pub(super) fn draft(
     }
     let place = Place::parse(&submit.dest)?;
     let targets = select(&submit.targets, topology, answers)?;
+    if paths.iter().any(SourcePath::is_stream) && submit.from.is_none() {
+        return Err(Failure::new(
+            Code::NoSource,
+            "a stream comes from the node whose agent has it",
+            "name that node",
+        ));
+    }
     let source = source(&submit, topology)?;
     Ok(Drafted {
         id: submit.id,
@@ -160,7 +167,11 @@ pub(super) fn named(paths: Vec<SourcePath>) -> Result<Vec<SourcePath>, Failure> 
     let mut named = paths
         .into_iter()
         .map(|given| {
-            let own = last_part(&given.path)?;
+            let own = if given.is_stream() {
+                Vec::new()
+            } else {
+                last_part(&given.path)?
+            };
             let name = if given.name.is_empty() { own } else { given.name };
             check_name(&name)?;
             Ok(SourcePath {
@@ -169,6 +180,12 @@ pub(super) fn named(paths: Vec<SourcePath>) -> Result<Vec<SourcePath>, Failure> 
             })
         })
         .collect::<Result<Vec<_>, Failure>>()?;
+    if named.len() > 1 && named.iter().any(SourcePath::is_stream) {
+        return Err(usage(
+            "a stream is pushed alone",
+            "push the files in a command of their own",
+        ));
+    }
     named.sort_by(|one, other| one.name.cmp(&other.name));
     if let Some(pair) = named.windows(2).find(|pair| pair[0].name == pair[1].name) {
         return Err(usage(
@@ -335,6 +352,24 @@ some = "n[1-2]"
         for name in ["a/b", "..", ".stage", "a\0"] {
             assert_eq!(code(|s| s.paths[0].name = name.into()), Code::Usage, "{name:?}");
         }
+        let stream = |name: &str| {
+            vec![SourcePath {
+                path: SourcePath::STREAM.to_vec(),
+                name: name.into(),
+            }]
+        };
+        assert_eq!(code(|s| s.paths = stream("")), Code::Usage);
+        assert_eq!(
+            code(|s| s.paths = [stream("a"), paths("/b")].concat()),
+            Code::Usage
+        );
+        let nowhere = |s: &mut Submit| {
+            s.paths = stream("a");
+            s.from = None;
+            s.client_addresses = vec!["127.0.0.12".parse().unwrap()];
+        };
+        assert_eq!(code(nowhere), Code::NoSource);
+        assert!(draft(|s| s.paths = stream("a")).is_ok());
         assert_eq!(code(|s| s.streams = Some(65)), Code::Usage);
         assert_eq!(code(|s| s.targets = "n9".to_owned()), Code::UnknownTarget);
         assert_eq!(code(|s| s.targets = String::new()), Code::UnknownTarget);

@@ -63,10 +63,14 @@ impl Job {
     }
 
     fn source_was_lost(&self) -> bool {
-        self.record
-            .failure
+        // What came through a pipe comes never again.
+        let comes_again = self
+            .record
+            .payload
             .as_ref()
-            .is_some_and(|failure| failure.code == Code::SourceLost && !self.record.refused)
+            .is_some_and(|payload| !payload.is_stream());
+        let failure = self.record.failure.as_ref();
+        comes_again && failure.is_some_and(|failure| failure.code == Code::SourceLost && !self.record.refused)
     }
 
     /// Until when the partials of a job that lost its source are kept, as [`super::Now::up`].

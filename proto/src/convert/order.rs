@@ -3,6 +3,7 @@
 use stage_core::assignment::{Assignment, Final, Order, Peer, Run, SourceSpec, StreamChoice, TargetSpec};
 use stage_core::digest::RootDigest;
 use stage_core::id::{Epoch, JobKey, PlanVersion};
+use stage_core::payload::SourcePath;
 use stage_core::units::{ByteCount, Rate};
 
 use super::{
@@ -25,7 +26,9 @@ impl From<&SourceSpec> for v1::SourceSpec {
 impl TryFrom<&v1::SourceSpec> for SourceSpec {
     type Error = WireError;
     fn try_from(wire: &v1::SourceSpec) -> Result<Self, WireError> {
-        if wire.paths.iter().any(|path| path.path.first() != Some(&b'/')) {
+        let strange =
+            |path: &v1::SourcePath| path.path.first() != Some(&b'/') && path.path != SourcePath::STREAM;
+        if wire.paths.iter().any(strange) {
             return Err(fault("source.paths", "has one that is not absolute"));
         }
         Ok(Self {

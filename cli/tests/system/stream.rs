@@ -1,0 +1,209 @@
+//! `stage push -`: what comes through a pipe.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cluster::{Cluster, Ran, sha256, text};
+
+const CHUNK: u64 = 1 << 20;
+
+/// A push of its standard input from n0.
+struct Push {
+    child: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Push {
+    fn start(cluster: &Cluster, more: &[&str]) -> Self {
+        let mut command = command(cluster, more);
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        Self {
+            stdin: child.stdin.take(),
+            child,
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.stdin.as_mut().unwrap().write_all(bytes).unwrap();
+    }
+
+    /// Closes the pipe, if it is open, and waits for the end.
+    fn end(mut self) -> Ran {
+        self.stdin = None;
+        Ran::of(self.child.wait_with_output().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+}
+
+fn command(cluster: &Cluster, more: &[&str]) -> Command {
+    let mut command = cluster.command(&["push", "-", "--json"]);
+    command
+        .args(more)
+        .env("STAGE_AGENT_SOCKET", cluster.socket(0))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Bytes of the partial in a node's root.
+fn partial(cluster: &Cluster, node: usize) -> u64 {
+    let names = cluster.listing(node);
+    let partial = names.iter().find(|name| name.starts_with(".stage-"));
+    partial
+        .and_then(|name| fs::metadata(cluster.root(node).join(name)).ok())
+        .map_or(0, |meta| meta.len())
+}
+
+fn failed_job(cluster: &Cluster) -> Option<serde_json::Value> {
+    let ran = cluster.run(&["status", "--json"]);
+    ran.events.into_iter().find(|job| job["state"] == "failed")
+}
+
+#[test]
+fn a_pipe_arrives_while_it_comes() {
+    let cluster = Cluster::start(4);
+    let source = cluster.source("refdb.tar", 9 * CHUNK + 321);
+    let bytes = fs::read(&source).unwrap();
+    let mut push = Push::start(
+        &cluster,
+        &["--as", "refdb.tar", "--to", "targets", "--shape", "chain"],
+    );
+    push.write(&bytes[..4 << 20]);
+    for node in 1..4 {
+        cluster.wait_for("bytes before the pipe ends", || partial(&cluster, node) >= CHUNK);
+    }
+    push.write(&bytes[4 << 20..]);
+    let ran = push.end().expect(0);
+    let last = ran.last();
+    assert_eq!(last["state"], "done");
+    assert_eq!(
+        (&last["bytes"], &last["payload_bytes"]),
+        (&(9 * CHUNK + 321).into(), &(9 * CHUNK + 321).into())
+    );
+    assert_eq!(
+        last["source_bytes_read"],
+        9 * CHUNK + 321,
+        "the pipe is read once"
+    );
+    assert_eq!(text(&last["sha256"]), sha256(&source));
+    assert_eq!(last["source"], "n0");
+    for node in ["n1", "n2", "n3"] {
+        assert_eq!(ran.node(node)["bytes_received"], 9 * CHUNK + 321);
+    }
+    cluster.assert_published(1..4, &source);
+    let copy = fs::metadata(cluster.root(1).join("refdb.tar")).unwrap();
+    assert_eq!(copy.permissions().mode() & 0o600, 0o600);
+    cluster.wait_clean();
+}
+
+#[test]
+fn odd_pipes_and_what_stands_there() {
+    let cluster = Cluster::start(2);
+    let empty = cluster.source("empty", 0);
+    Push::start(&cluster, &["--as", "empty", "--to", "n1"])
+        .end()
+        .expect(0);
+    cluster.assert_published([1], &empty);
+
+    // A file is as good a standard input as a pipe, and whole chunks have no shorter last one.
+    let whole = cluster.source("whole", 3 * CHUNK);
+    let push = || {
+        let mut command = command(&cluster, &["--as", "whole", "--to", "all"]);
+        command.stdin(fs::File::open(&whole).unwrap());
+        command
+    };
+    Ran::of(push().output().unwrap()).expect(0);
+    cluster.assert_published(0..2, &whole);
+
+    let again = Ran::of(push().output().unwrap()).expect(4);
+    assert_eq!(again.last()["code"], "exists", "nobody knows what will come");
+    let mut other = Push::start(
+        &cluster,
+        &["--as", "whole", "--to", "n1", "--if-exists", "replace"],
+    );
+    other.write(b"other");
+    other.end().expect(0);
+    assert_eq!(fs::read(cluster.root(1).join("whole")).unwrap(), b"other");
+    cluster.wait_clean();
+
+    fs::write(cluster.path("SUMS"), format!("{}  sum\n", "0".repeat(64))).unwrap();
+    let mut wrong = Push::start(&cluster, &["--as", "sum", "--to", "n1", "--expect", "SUMS"]);
+    wrong.write(b"something");
+    wrong.end().expect(6);
+    cluster.wait_clean();
+    assert_eq!(cluster.listing(1), ["empty", "whole"]);
+}
+
+#[test]
+fn who_dies_before_the_end_has_pushed_nothing() {
+    let cluster = Cluster::start(3);
+    let bytes = vec![7; 3 << 20];
+    for signal in [Signal::KILL, Signal::INT, Signal::TERM] {
+        let mut push = Push::start(&cluster, &["--as", "x", "--to", "targets"]);
+        push.write(&bytes);
+        cluster.wait_for("bytes", || partial(&cluster, 2) >= CHUNK);
+        push.signal(signal);
+        // The pipe's other end stays open until it has gone: what ends the push is its own death.
+        let stdin = push.stdin.take();
+        let ran = Ran::of(push.child.wait_with_output().unwrap());
+        drop(stdin);
+        if signal != Signal::KILL {
+            assert_eq!(ran.exit, 130);
+            assert!(
+                ran.stderr.contains("nothing of it is published"),
+                "{}",
+                ran.stderr
+            );
+        }
+        cluster.wait_for("the job to fail", || failed_job(&cluster).is_some());
+        let job = failed_job(&cluster).unwrap();
+        assert_eq!(job["error"]["code"], "source_lost", "{job}");
+        cluster.wait_clean();
+        assert!(cluster.listing(1).is_empty() && cluster.listing(2).is_empty());
+    }
+}
+
+#[test]
+fn an_agent_that_dies_takes_its_pipes_along() {
+    let mut cluster = Cluster::start(2);
+    let mut push = Push::start(&cluster, &["--as", "x", "--to", "n1"]);
+    push.write(&vec![7; 2 << 20]);
+    cluster.wait_for("bytes", || partial(&cluster, 1) >= CHUNK);
+    cluster.kill_agent(0);
+    cluster.start_agent(0);
+    let ran = push.end();
+    assert_eq!(ran.exit, 6, "{} {}", ran.stdout, ran.stderr);
+    assert_eq!(ran.last()["error"]["code"], "source_lost", "{}", ran.last());
+    cluster.wait_clean();
+    assert!(cluster.listing(1).is_empty());
+}
+
+#[test]
+fn what_cannot_be_is_said_before_anything_is_read() {
+    let cluster = Cluster::start(2);
+    let refused = |more: &[&str], exit: i32, code: &str| {
+        let ran = Ran::of(command(&cluster, more).output().unwrap()).expect(exit);
+        assert_eq!(ran.last()["code"], code, "{}", ran.last());
+    };
+    refused(&["--to", "n1"], 2, "usage");
+    refused(&["--to", "n1", "--as", "a/b"], 2, "usage");
+    refused(&["--to", "nobody", "--as", "x"], 2, "unknown_target");
+    refused(&["--to", "n1", "--as", "x", "--from", "n1"], 2, "usage");
+    let mut without = command(&cluster, &["--to", "n1", "--as", "x"]);
+    without.env("STAGE_AGENT_SOCKET", Path::new("/nonexistent/agent.sock"));
+    let ran = Ran::of(without.output().unwrap()).expect(4);
+    assert_eq!(ran.last()["code"], "no_agent");
+    assert!(
+        cluster.run(&["status", "--json"]).events.is_empty(),
+        "no job was made"
+    );
+}
