@@ -144,7 +144,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Waits for the end of input, and says that it was seen. `false`: the agent has let go of it before.
-    pub(crate) async fn to_its_end(&mut self) -> bool {
+    pub(crate) async fn until_its_end(&mut self) -> bool {
         match self.conn.receive::<Answer>().await {
             Ok(Some((Answer::Ended { .. }, _))) => self.conn.send(&Ask::Seen, &[]).await.is_ok(),
             _ => false,

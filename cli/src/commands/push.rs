@@ -33,7 +33,7 @@ pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error
         Form::of(push.output.json)
     };
     if stream::is_meant(&push) {
-        return stream::run(&push, form, connection).await;
+        return Box::pin(stream::run(&push, form, connection)).await;
     }
     let path = source::path(&push.paths)?;
     let named = Named {

@@ -41,7 +41,7 @@ pub(super) async fn run(push: &Push, form: Form, connection: &Connection) -> Res
     let job: JobId = request.job.parse().expect("it was made from an id");
     let submitted = Cell::new(None);
     let seen = Cell::new(false);
-    let done = interruptible(|| submitted.get(), async {
+    let work = async {
         let mut client = Client::connect(&net, &url).await?;
         let mut stream = Agent::at(&connection.agent_socket).hand_over(job, mode()).await?;
         if let Some(from) = push.from.as_ref().filter(|from| **from != stream.node) {
@@ -60,8 +60,8 @@ pub(super) async fn run(push: &Push, form: Form, connection: &Connection) -> Res
         let mut watch = client.watch(job);
         let end = {
             let mut feeding = std::pin::pin!(async {
-                let to_its_end = stream.to_its_end().await;
-                seen.set(to_its_end);
+                let until_its_end = stream.until_its_end().await;
+                seen.set(until_its_end);
             });
             let mut following = std::pin::pin!(follow(&mut watch, until, &mut *render));
             let mut fed = false;
@@ -79,8 +79,8 @@ pub(super) async fn run(push: &Push, form: Form, connection: &Connection) -> Res
             end?
         };
         conclude(end, until, &mut *render)
-    })
-    .await;
+    };
+    let done = interruptible(|| submitted.get(), Box::pin(work)).await;
     done.map_err(|error| match error {
         Error::Interrupted(Some(job)) if !seen.get() => Error::Cut(job),
         other => other,
