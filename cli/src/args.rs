@@ -191,7 +191,7 @@ pub(crate) struct Push {
 }
 
 /// How the bytes travel.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Travel {
     /// auto, star, chain, tree or tree:K (K children each)
     #[arg(long, default_value = "auto")]
@@ -208,7 +208,7 @@ pub(crate) struct Travel {
 }
 
 /// `--streams`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Streams(pub Option<u16>);
 
 impl FromStr for Streams {
@@ -352,15 +352,20 @@ pub(crate) struct Wait {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example, in a job's script:
-  DB=$(stage path k2_std --fallback /lustre/db/k2_std)
+  DB=$(stage path k2_std --ensure --timeout 10min \\
+                  --fallback /lustre/db/k2_std)
   kraken2 --db \"$DB\" …
 
 Of a tree it prints the directory of the version that is there now: who asks
 once sees one version whole, whatever is pushed meanwhile. This node's agent
-answers, through its socket; no coordinator and no certificate is needed.
+answers, through its socket; no coordinator and no certificate is needed, but
+for --ensure, which has another node that has it send it here first. Commands
+that want the same at the same time share one transfer, also with a push of it
+that is under way.
 
-Exit: 0 a path was printed; 2 bad request; 4 it is not on this node, or no
-      agent answers (and there is no --fallback).")]
+Exit: 0 a path was printed; 2 bad request; 4 it is not on this node (in time),
+      or no agent answers; 3 --ensure found no coordinator. With --fallback
+      everything but a bad request ends with 0.")]
 pub(crate) struct Path {
     /// The payload's name, also as ROOT:DIR/NAME or with the absolute path of its directory
     #[arg(value_name = "NAME")]
@@ -368,6 +373,12 @@ pub(crate) struct Path {
     /// The directory that it was pushed to: ROOT:DIR, or an absolute one [default: the first root]
     #[arg(long, value_name = "DIR")]
     pub dest: Option<OsString>,
+    /// Where this node does not have it, have it brought here first by one that does
+    #[arg(long)]
+    pub ensure: bool,
+    /// How long to wait for that [default: until it is here or cannot be]
+    #[arg(long, value_name = "TIME", requires = "ensure", value_parser = parse_time)]
+    pub timeout: Option<Duration>,
     /// Print PATH where there is nothing else to print, say why on standard error, and succeed
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub fallback: Option<PathBuf>,

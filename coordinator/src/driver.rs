@@ -32,7 +32,7 @@ use crate::store::{Change, Writer};
 
 pub(crate) use asks::Answers;
 pub(crate) use command::{Command, Report, View};
-pub(crate) use submit::Submit;
+pub(crate) use submit::{Join, Submit};
 
 use asks::Asks;
 use jobs::Entry;

@@ -259,6 +259,31 @@ pub fn show_path(path: &[u8]) -> String {
     out
 }
 
+/// The bytes of which [`show_path`] made this text; `None` if it made it of none.
+pub fn read_shown(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = match (first, after) {
+            (b'\\', [b'\\', after @ ..]) => {
+                bytes.push(b'\\');
+                after
+            }
+            (b'\\', [b'x', high, low, after @ ..]) => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                bytes.push(u8::try_from(digit(high)? * 16 + digit(low)?).ok()?);
+                after
+            }
+            (b'\\', _) => return None,
+            (other, after) => {
+                bytes.push(*other);
+                after
+            }
+        };
+    }
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,6 +294,11 @@ mod tests {
         assert_eq!(show_path(b"a\nb\x1b[2J\xff"), "a\\x0ab\\x1b[2J\\xff");
         assert_eq!(show_path("\u{202e}gnp".as_bytes()), "\\xe2\\x80\\xaegnp");
         assert_ne!(show_path(b"\\x0a"), show_path(b"\n"));
+        for bytes in [&b"/a b/\xff\n\\x0a\\"[..], "/Größe\u{202e}".as_bytes(), b""] {
+            assert_eq!(read_shown(&show_path(bytes)).unwrap(), bytes);
+        }
+        assert_eq!(read_shown("a\\"), None);
+        assert_eq!(read_shown("a\\xg0"), None);
     }
 
     #[test]

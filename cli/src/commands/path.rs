@@ -1,5 +1,9 @@
 //! `stage path`: one path, for a job's script.
 
+mod ensure;
+
+use std::cell::Cell;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 
@@ -23,7 +27,17 @@ pub(crate) async fn run(flags: args::Path, connection: &Connection) -> Result<u8
     let form = Form::of(flags.output.json);
     let payload = Payload::parse(&flags.name, flags.dest.as_deref())?;
     let agent = Agent::at(&connection.agent_socket);
-    let found = interruptible(|| None, look(&agent, &payload)).await;
+    let job = Cell::new(None);
+    let finding = Box::pin(async {
+        if flags.ensure {
+            ensure::here(&agent, &payload, connection, flags.timeout, &job).await
+        } else {
+            look(&agent, &payload)
+                .await?
+                .map_err(|whereabouts| absent(&whereabouts))
+        }
+    });
+    let found = interruptible(|| job.get(), finding).await;
     match found {
         Ok(Here { whereabouts, found }) => {
             let (kind, path, bytes) = match &found {
@@ -74,19 +88,24 @@ struct Here {
     found: Found,
 }
 
-async fn look(agent: &Agent, payload: &Payload) -> Result<Here, Error> {
+/// Asks the agent; where there is nothing, what it told all the same.
+async fn look(agent: &Agent, payload: &Payload) -> Result<Result<Here, Whereabouts>, Error> {
     let mut whereabouts = agent.locate(payload.place.clone(), payload.name.clone()).await?;
-    match whereabouts.found.take() {
+    Ok(match whereabouts.found.take() {
         Some(found) => Ok(Here { whereabouts, found }),
-        None => Err(Failure::new(
-            Code::NotHere,
-            "nothing of this name is published on this node",
-            "push it here with `stage push`, or give --fallback PATH",
-        )
-        .on(&whereabouts.node)
-        .at(show_path(&whereabouts.path))
-        .into()),
-    }
+        None => Err(whereabouts),
+    })
+}
+
+fn absent(whereabouts: &Whereabouts) -> Error {
+    Failure::new(
+        Code::NotHere,
+        "nothing of this name is published on this node",
+        "push it here with `stage push`, have it brought with --ensure, or give --fallback PATH",
+    )
+    .on(&whereabouts.node)
+    .at(show_path(&whereabouts.path))
+    .into()
 }
 
 /// A payload as `stage path` is asked for it.

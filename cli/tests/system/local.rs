@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
-use crate::cluster::{Cluster, Ran, text};
+use std::process::Stdio;
+
+use crate::cluster::{Cluster, Ran, sha256, text};
 
 const CHUNK: u64 = 1 << 20;
 
@@ -119,4 +121,126 @@ fn a_dead_agents_socket_is_replaced_and_a_live_ones_is_not() {
     let mut third = cluster.agent_command(1, "state-n1", 7701).spawn().unwrap();
     assert_eq!(third.wait().unwrap().code(), Some(78));
     drop(foreign);
+}
+
+/// A command of an operator's script on this node.
+fn ensure(cluster: &Cluster, node: usize, args: &[&str]) -> std::process::Command {
+    let args = [&["path", "--ensure"][..], args].concat();
+    let mut command = cluster.command(&args);
+    command
+        .env("STAGE_AGENT_SOCKET", cluster.socket(node))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Jobs that ended or run, newest first.
+fn jobs(cluster: &Cluster) -> Vec<serde_json::Value> {
+    cluster.run(&["status", "--json"]).events
+}
+
+// R92.
+#[test]
+fn fifty_scripts_that_want_it_at_once_are_one_transfer() {
+    let cluster = Cluster::start(3);
+    let source = cluster.source("k2_std", 24 * CHUNK + 5);
+    cluster
+        .push(&source, &["--to", "n1", "--dest", "main:db"])
+        .expect(0);
+    let copy = format!("{}\n", cluster.root(2).join("db/k2_std").display());
+    let mut scripts: Vec<_> = (0..50)
+        .map(|_| ensure(&cluster, 2, &["main:db/k2_std"]).spawn().unwrap())
+        .collect();
+    // Some of them are killed in the middle of it: nobody waits for the dead.
+    for script in scripts.iter_mut().step_by(10) {
+        script.kill().unwrap();
+    }
+    for (at, script) in scripts.into_iter().enumerate() {
+        let ran = Ran::of(script.wait_with_output().unwrap());
+        if at % 10 != 0 {
+            assert_eq!(
+                (ran.exit, ran.stdout.as_str()),
+                (0, copy.as_str()),
+                "{}",
+                ran.stderr
+            );
+        }
+    }
+    let moved: Vec<_> = jobs(&cluster)
+        .iter()
+        .map(|job| cluster.status(&text(&job["job"])))
+        .filter(|job| job["nodes"][0]["node"] == "n2" && job["nodes"][0]["bytes_received"] != 0)
+        .collect();
+    assert_eq!(moved.len(), 1, "{moved:#?}");
+    assert_eq!(moved[0]["source"], "n1");
+    assert_eq!(moved[0]["nodes"][0]["bytes_received"], 24 * CHUNK + 5);
+    assert_eq!(sha256(&cluster.root(2).join("db/k2_std")), sha256(&source));
+    // What is there is not brought again, and needs no coordinator.
+    let before = jobs(&cluster).len();
+    let ran = path(
+        &cluster,
+        2,
+        &["k2_std", "--dest", "main:db", "--ensure", "--json"],
+    );
+    assert_eq!(ran.expect(0).last()["kind"], "file");
+    assert_eq!(jobs(&cluster).len(), before);
+    cluster.wait_clean();
+}
+
+#[test]
+fn a_push_under_way_is_joined_and_not_superseded() {
+    let cluster = Cluster::start(3);
+    let source = cluster.source("k2_std", 24 * CHUNK);
+    let push = cluster
+        .push_command(&source, &["--to", "targets", "--source-limit", "8 MB/s"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    cluster.wait_for("bytes", || {
+        cluster.listing(2).iter().any(|name| name.starts_with(".stage-"))
+    });
+    // Written another way, it is the same place.
+    let ran = Ran::of(ensure(&cluster, 2, &["main:k2_std", "--json"]).output().unwrap()).expect(0);
+    assert_eq!(
+        text(&ran.last()["path"]),
+        cluster.root(2).join("k2_std").display().to_string()
+    );
+    let pushed = Ran::of(push.wait_with_output().unwrap()).expect(0);
+    assert_eq!(pushed.node("n2")["state"], "published");
+    assert_eq!(jobs(&cluster).len(), 1);
+}
+
+#[test]
+fn what_nobody_has_or_nobody_can_bring_is_said_so() {
+    let mut cluster = Cluster::start(3);
+    let ran = Ran::of(ensure(&cluster, 2, &["k2_std", "--json"]).output().unwrap()).expect(4);
+    assert_eq!(ran.last()["code"], "not_here");
+    let source = cluster.source("k2_std", 2 * CHUNK);
+    cluster.push(&source, &["--to", "n1"]).expect(0);
+
+    let ran = Ran::of(
+        ensure(&cluster, 2, &["k2_std", "--json", "--timeout", "0s"])
+            .output()
+            .unwrap(),
+    )
+    .expect(4);
+    assert!(ran.stderr.contains("within 0 s"), "{}", ran.stderr);
+
+    // Where a directory of somebody stands it cannot come.
+    fs::create_dir(cluster.root(2).join("k2_std")).unwrap();
+    let ran = Ran::of(ensure(&cluster, 2, &["k2_std", "--json"]).output().unwrap()).expect(4);
+    assert_eq!(ran.last()["code"], "wrong_kind");
+    fs::remove_dir(cluster.root(2).join("k2_std")).unwrap();
+
+    cluster.kill_coordinator();
+    let ran = Ran::of(ensure(&cluster, 2, &["k2_std", "--json"]).output().unwrap()).expect(3);
+    assert_eq!(ran.last()["code"], "no_coordinator");
+    let ran = Ran::of(
+        ensure(&cluster, 2, &["k2_std", "--fallback", "/lustre/k2_std"])
+            .output()
+            .unwrap(),
+    );
+    assert_eq!((ran.exit, ran.stdout.as_str()), (0, "/lustre/k2_std\n"));
+    assert!(ran.stderr.contains("coordinator"), "{}", ran.stderr);
 }

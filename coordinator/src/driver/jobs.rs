@@ -13,7 +13,7 @@ use stage_proto::v1;
 use stage_proto::v1::coordinator_message::Body;
 use tokio::sync::{oneshot, watch};
 
-use super::{After, Asker, Driver, LOOK_DEADLINE, LOOKS, Look, Outbox, Submit, View, submit};
+use super::{After, Asker, Driver, Join, LOOK_DEADLINE, LOOKS, Look, Outbox, Submit, View, submit};
 use crate::encode;
 use crate::store::{Change, StoredJob};
 
@@ -179,8 +179,17 @@ impl Driver {
         }
         let join = submit.join;
         let drafted = submit::draft(submit, &self.setup.topology, &self.answers)?;
-        if let Some(same) = join.then(|| self.under_way(&drafted)).flatten() {
+        if join != Join::No
+            && let Some(same) = self.under_way(&drafted)
+        {
             return Ok(same);
+        }
+        if join == Join::Only {
+            return Err(Failure::new(
+                Code::UnknownJob,
+                "no job under way brings that there",
+                "push it there",
+            ));
         }
         let spec = drafted.spec(JobKey(random()?), self.setup.hash, self.setup.encrypted);
         tracing::info!(job = %id, name = spec.name(), source = %spec.source, targets = spec.targets.len(), "job submitted");

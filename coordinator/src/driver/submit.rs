@@ -39,8 +39,19 @@ pub(crate) struct Submit {
     /// `None`: the usual time.
     pub(crate) wait_for: Option<Duration>,
     pub(crate) expect: Vec<Expectation>,
-    /// A job under way that does the same will do.
-    pub(crate) join: bool,
+    pub(crate) join: Join,
+}
+
+/// Whether a job under way that does the same will do.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Join {
+    /// It is superseded.
+    #[default]
+    No,
+    /// It will do.
+    OrMake,
+    /// Nothing else will do.
+    Only,
 }
 
 /// A submit that names a source, targets and a place that can be.
@@ -309,7 +320,7 @@ some = "n[1-2]"
             unfit: UnfitRule::Wait,
             wait_for: None,
             expect: Vec::new(),
-            join: false,
+            join: Join::No,
         }
     }
 

@@ -11,7 +11,7 @@ use stage_core::units::Rate;
 use stage_proto::convert::{if_exists, parse, wanted};
 use stage_proto::{WireError, v1};
 
-use crate::driver::{Report, Submit};
+use crate::driver::{Join, Report, Submit};
 use crate::fleet::Registration;
 
 /// Entries of a registration's lists that are read at most.
@@ -95,7 +95,12 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
             .iter()
             .map(TryInto::try_into)
             .collect::<Result<_, _>>()?,
-        join: wire.join,
+        join: match v1::Join::try_from(wire.join) {
+            Ok(v1::Join::Unspecified) => Join::No,
+            Ok(v1::Join::OrMake) => Join::OrMake,
+            Ok(v1::Join::Only) => Join::Only,
+            Err(_) => return Err(fault("join", "is no way to join")),
+        },
     })
 }
 

@@ -315,8 +315,28 @@ async fn who_joins_is_part_of_what_is_under_way() {
     let _agents = cluster(&lab, Play::default()).await;
     let open = lab.push("n1,n4", |_| ()).await;
     lab.until(&open, |view| view.state == "open").await;
-    let join = |request: &mut v1::SubmitRequest| request.join = true;
+    let join = |request: &mut v1::SubmitRequest| request.set_join(v1::Join::OrMake);
     assert_eq!(lab.push("n4", join).await, open, "it comes there with that job");
+    let only = |targets| {
+        let mut request = submit(targets);
+        request.set_join(v1::Join::Only);
+        request
+    };
+    let mut operator = lab.operator().await;
+    let reply = operator.submit(only("n4")).await.unwrap().into_inner();
+    assert_eq!((reply.failure, reply.job), (None, open.clone()));
+    let reply = operator.submit(only("n3")).await.unwrap().into_inner();
+    assert_eq!(reply.failure.unwrap().code, "unknown_job");
+    let all = v1::JobsRequest {
+        hello: Some(stage_proto::version::hello()),
+        limit: 0,
+    };
+    let jobs = operator.jobs(all).await;
+    assert_eq!(
+        jobs.map(|jobs| jobs.into_inner().jobs.len()).ok(),
+        Some(1),
+        "none was made"
+    );
     // Not to n1, which has it: to bring it there again is another job.
     let other = lab.push("n1", join).await;
     assert_ne!(other, open);
