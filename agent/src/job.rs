@@ -19,12 +19,11 @@ use stage_core::assignment::{
 use stage_core::digest::{ChunkHash, FileDigest};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, JobId, PlanVersion};
-use stage_core::manifest::Manifest;
 use stage_core::payload::Payload;
 use stage_transfer::inbound::{HopEvent, Inbound, InboundConfig};
 use stage_transfer::outbound::Serving;
 use stage_transfer::pipe::{Pipe, PipeConfig};
-use stage_transfer::source::{Source, SourceConfig, look};
+use stage_transfer::source::{Look, Source, SourceConfig, look};
 use stage_transfer::store::Store;
 use stage_transfer::target::{Preparation, PublishError, Target, discard_job, prepare};
 use tokio::sync::mpsc;
@@ -105,7 +104,7 @@ pub(crate) struct Job {
     /// The last order to run.
     run: Option<Run>,
     /// Of a source, between looking and sending.
-    manifest: Option<Manifest>,
+    look: Option<Look>,
     complete: bool,
     /// The target's outcome was said: published, or not to be.
     ended: bool,
@@ -129,7 +128,7 @@ impl Job {
             begun: None,
             fin: None,
             run: None,
-            manifest: None,
+            look: None,
             complete: false,
             ended: false,
             published: false,
@@ -206,23 +205,13 @@ impl Job {
             self.context.outbox.prepared(self.id, version, true, &prepared);
             return;
         }
-        let looked = blocking(move || {
-            let manifest = look(&spec)?;
-            let payload = Payload::of(&manifest).map_err(|error| {
-                Failure::new(
-                    Code::SourceKind,
-                    format!("the source cannot be pushed: {error}"),
-                    "push it in parts",
-                )
-            })?;
-            Ok((manifest, payload))
-        });
-        let prepared = match looked.await {
-            Ok((manifest, payload)) => {
-                self.manifest = Some(manifest);
+        let prepared = match blocking(move || look(&spec)).await {
+            Ok(look) => {
+                let payload = look.payload.clone();
+                self.look = Some(look);
                 Prepared::Source { payload }
             }
-            Err(failure) => Prepared::Unfit(Failure::on(failure, &node)),
+            Err(failure) => Prepared::Unfit(failure.on(&node)),
         };
         self.context.outbox.prepared(self.id, version, true, &prepared);
     }
@@ -351,7 +340,7 @@ impl Job {
             key: run.key.clone(),
             spec: spec.clone(),
             payload: run.payload.clone(),
-            manifest: self.manifest.take(),
+            look: self.look.take(),
             hash: run.hash,
             limit: run.limit,
             state: self.context.state.clone(),

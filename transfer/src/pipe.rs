@@ -194,7 +194,7 @@ impl Pipe {
         })?;
         let spool = Spool::make(&config.state)?;
         let store = Store::source(
-            Arc::new(Files::new(vec![spool.reader()?])),
+            Arc::new(Files::spool(spool.reader()?)),
             manifest,
             config.payload,
             config.hash,

@@ -1,140 +1,50 @@
-//! A source's life: look at the file, read it once in order, declare FINAL, compute SHA-256 beside it.
+//! A source's life: walk over its files and directories, read them once in order, declare FINAL, compute SHA-256 beside.
 //!
 //! ```text
 //!   reader thread ── claim, read, hash, keep ──► Store ──► children, at most a few chunks behind the reader
-//!   sha256 thread ── hot chunk, or read again and checked ──► the file's digest, which may come later
-//!   watch task    ── fstat every 2 s: the file must not change while it is sent
+//!   sha256 thread ── hot chunk, or read again and checked ──► the files' digests, which may come later
+//!   watch task    ── stat every 2 s: the source must not change while it is sent
 //! ```
 
+mod expect;
 pub mod files;
+mod listing;
+mod look;
 mod reader;
+mod seen;
 mod sha;
+mod walk;
 mod watch;
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::ErrorKind;
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use stage_core::assignment::{SourceReport, SourceSpec};
-use stage_core::chunk::MAX_PAYLOAD;
 use stage_core::digest::ChunkHash;
-use stage_core::failure::{Code, Failure, show_path};
+use stage_core::failure::{Code, Failure};
 use stage_core::id::{JobId, JobKey, NodeName};
-use stage_core::manifest::Manifest;
-use stage_core::payload::{Expectation, Payload, SourcePath};
-use stage_core::units::{ByteCount, Rate};
+use stage_core::payload::Payload;
+use stage_core::units::Rate;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::outbound::{Member, Served, Serving, ServingCounters};
 use crate::pace::Pacer;
 use crate::plane::DataPlane;
-use crate::sparse::data_runs;
 use crate::store::Store;
 use crate::sync::lock;
 
+pub use expect::MAX_EXPECT;
+use expect::Wanted;
 use files::Files;
-use watch::Fingerprint;
-
-/// Looks at a path and says what the payload would be, holes left out. Nothing is read. A symbolic link is followed: the
-/// user named it.
-///
-/// # Errors
-/// It is missing, not a regular file, or cannot be read.
-pub fn look(spec: &SourceSpec) -> Result<Manifest, Failure> {
-    let [only] = spec.paths.as_slice() else {
-        return Err(Failure::new(
-            Code::SourceKind,
-            "more than one path cannot be pushed yet",
-            "push them one after another",
-        ));
-    };
-    let path = path_of(only);
-    let path = path.as_path();
-    let meta = fs::metadata(path).map_err(|error| refused(path, &error))?;
-    if !meta.is_file() {
-        let what = if meta.is_dir() {
-            "a directory"
-        } else {
-            "no regular file"
-        };
-        return Err(Failure::new(
-            Code::SourceKind,
-            format!("the source is {what}"),
-            "name a regular file; directories cannot be pushed yet",
-        )
-        .at(shown(path)));
-    }
-    let file = File::open(path).map_err(|error| refused(path, &error))?;
-    // Files of /proc and the like say that they are empty and are not.
-    if file
-        .read_at(&mut [0], meta.len())
-        .map_err(|error| refused(path, &error))?
-        > 0
-    {
-        return Err(Failure::new(
-            Code::SourceKind,
-            format!("the source holds more than the {} bytes that it says", meta.len()),
-            "copy it to a file on disk first",
-        )
-        .at(shown(path)));
-    }
-    let runs = data_runs(&file, meta.len()).map_err(|error| refused(path, &error))?;
-    let nanos = u32::try_from(meta.mtime_nsec()).unwrap_or(0);
-    let (size, mtime) = (ByteCount(meta.len()), (meta.mtime(), nanos));
-    let manifest = Manifest::single_sparse_file(&only.name, size, runs, meta.mode(), mtime);
-    if manifest.payload_size() >= MAX_PAYLOAD {
-        return Err(Failure::new(
-            Code::SourceKind,
-            format!("the source is larger than {MAX_PAYLOAD}"),
-            "split it",
-        )
-        .at(shown(path)));
-    }
-    Ok(manifest)
-}
-
-fn path_of(path: &SourcePath) -> PathBuf {
-    PathBuf::from(OsStr::from_bytes(&path.path))
-}
-
-fn shown(path: &Path) -> String {
-    show_path(path.as_os_str().as_bytes())
-}
-
-fn refused(path: &Path, error: &std::io::Error) -> Failure {
-    let failure = match error.kind() {
-        ErrorKind::NotFound | ErrorKind::NotADirectory => Failure::new(
-            Code::SourceMissing,
-            "the source does not exist",
-            "check the path on the source's node, and which node that is (--from)",
-        ),
-        ErrorKind::PermissionDenied => Failure::new(
-            Code::SourceUnreadable,
-            format!(
-                "the source cannot be read by the agent (user id {})",
-                rustix::process::geteuid().as_raw()
-            ),
-            "let the agent's user read the file and search its directories",
-        ),
-        _ => Failure::new(
-            Code::SourceUnreadable,
-            format!("the source cannot be opened: {error}"),
-            "look at the file system on the source's node",
-        ),
-    };
-    failure.at(shown(path))
-}
+use look::paths_shown;
+pub use look::{Look, look};
 
 /// What a source sends.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct SourceConfig {
     /// The job.
     pub job: JobId,
@@ -144,8 +54,8 @@ pub struct SourceConfig {
     pub spec: SourceSpec,
     /// What it was when [`look`] looked, in short.
     pub payload: Payload,
-    /// And whole; looked at again if it is not at hand.
-    pub manifest: Option<Manifest>,
+    /// And whole, with its files held open; looked at again if that is not at hand.
+    pub look: Option<Look>,
     /// Which function digests its chunks.
     pub hash: ChunkHash,
     /// What may be sent a second, over all children.
@@ -159,9 +69,9 @@ pub struct SourceConfig {
 /// What a source has done, sampled.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct SourceCounters {
-    /// Bytes read from the file, those that were read again counted again.
+    /// Bytes read from the files, those that were read again counted again.
     pub source_bytes_read: u64,
-    /// Bytes of the file, holes included, that the SHA-256 lane has passed.
+    /// Bytes of the files, holes included, that the SHA-256 lane has passed.
     pub sha256_bytes: u64,
     /// What was sent.
     pub serving: ServingCounters,
@@ -171,12 +81,10 @@ pub struct SourceCounters {
 struct Shared {
     store: Arc<Store>,
     served: Arc<Served>,
+    /// What is sent, as text.
     path: String,
-    place: PathBuf,
-    file: File,
-    before: Mutex<Fingerprint>,
-    expect: Vec<Expectation>,
-    begun: Instant,
+    files: Arc<Files>,
+    expect: Vec<Wanted>,
     pace: Pacer,
     events: mpsc::Sender<SourceReport>,
     bytes_read: AtomicU64,
@@ -191,7 +99,7 @@ struct Shared {
 struct Progress {
     /// Chunks that are here, from the first on.
     read: u32,
-    /// The digests of the whole file are known.
+    /// The digests of all files are known.
     digested: bool,
     /// FINAL is declared.
     declared: bool,
@@ -223,9 +131,11 @@ impl Shared {
         };
         self.progressed.notify_all();
         if first {
-            self.say(SourceReport::Failed(
-                failure.at(self.path.clone()).on(&self.served.node),
-            ));
+            let failure = match failure.path {
+                Some(_) => failure,
+                None => failure.at(self.path.clone()),
+            };
+            self.say(SourceReport::Failed(failure.on(&self.served.node)));
         }
     }
 
@@ -268,11 +178,11 @@ struct Work {
 }
 
 impl Source {
-    /// Opens the file, serves its chunks as they are read, and reads. Where the node is a target of the same job too,
-    /// only the source is to be served.
+    /// Serves the payload's chunks as they are read, and reads. Where the node is a target of the same job too, only the
+    /// source is to be served.
     ///
     /// # Errors
-    /// The file is gone, or is not what it was when it was looked at, or the state directory cannot be written.
+    /// It is gone, or is not what it was when it was looked at, or the state directory cannot be written.
     pub async fn start(
         plane: &Arc<DataPlane>,
         config: SourceConfig,
@@ -291,28 +201,30 @@ impl Source {
         config: SourceConfig,
         events: mpsc::Sender<SourceReport>,
     ) -> Result<Self, Failure> {
-        let place = config.spec.paths.first().map(path_of).unwrap_or_default();
-        let path = shown(&place);
-        let manifest = match config.manifest {
-            Some(manifest) => manifest,
+        let look = match config.look {
+            Some(look) => look,
             None => look(&config.spec)?,
         };
-        let file = File::open(&place).map_err(|error| refused(&place, &error))?;
-        let read = |file: &File| Fingerprint::of(file).map_err(|error| refused(&place, &error));
-        let before = read(&file)?;
-        before
-            .is_of(&manifest)
-            .map_err(|what| watch::changed(&what, "since it was looked at").at(path.clone()))?;
-        let own = file.try_clone().map_err(|error| refused(&place, &error))?;
+        let path = paths_shown(&config.spec.paths);
+        if look.payload != config.payload {
+            return Err(files::changed("it is not what it was", "since it was looked at").at(path));
+        }
+        let expect = expect::resolve(&look.manifest, &config.spec)?;
+        let (manifest, payload, files) = look.into_parts();
+        let files = Arc::new(files);
         let store = Store::source(
-            Arc::new(Files::new(vec![own])),
+            files.clone(),
             manifest,
-            config.payload,
+            payload,
             config.hash,
             config.job,
             &config.state,
             plane.budget(),
         )?;
+        let map = store.map()?;
+        for unit in files.in_use() {
+            files.change(map, unit)?;
+        }
         let member = Member {
             job: config.job,
             key: config.key,
@@ -324,11 +236,8 @@ impl Source {
             store,
             served: serving.served.clone(),
             path,
-            place,
-            file,
-            before: Mutex::new(before),
-            expect: config.spec.expect,
-            begun: Instant::now(),
+            files,
+            expect,
             pace: Pacer::new(config.spec.limit),
             events,
             bytes_read: AtomicU64::new(0),
@@ -416,50 +325,5 @@ impl Drop for Source {
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Source({})", self.shared.path)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
-
-    use super::*;
-
-    fn spec(path: &Path) -> SourceSpec {
-        SourceSpec {
-            paths: vec![SourcePath {
-                path: path.as_os_str().as_bytes().to_vec(),
-                name: b"a".to_vec(),
-            }],
-            walk: Default::default(),
-            limit: None,
-            expect: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn a_look_says_what_it_is_or_why_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("a");
-        fs::write(&file, b"12345").unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-        let link = dir.path().join("b");
-        symlink(&file, &link).unwrap();
-        for path in [&file, &link] {
-            let manifest = look(&spec(path)).unwrap();
-            assert_eq!(manifest.payload_size(), ByteCount(5));
-            assert_eq!(manifest.entries[0].mode, 0o640);
-        }
-        let code = |path: &Path| look(&spec(path)).unwrap_err().code;
-        assert_eq!(code(&dir.path().join("none")), Code::SourceMissing);
-        assert_eq!(code(&file.join("below")), Code::SourceMissing);
-        assert_eq!(code(dir.path()), Code::SourceKind);
-        assert_eq!(code(Path::new("/dev/null")), Code::SourceKind);
-        assert_eq!(code(Path::new("/proc/self/status")), Code::SourceKind);
-        // Root reads whatever the mode says.
-        if !rustix::process::geteuid().is_root() {
-            fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
-            assert_eq!(code(&file), Code::SourceUnreadable);
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use stage_core::assignment::{Final, SourceReport};
-use stage_core::chunk::{BLOCK, ChunkIndex};
+use stage_core::chunk::{BLOCK, ChunkIndex, Part};
 use stage_core::digest::ChunkHasher;
 use stage_core::failure::{Code, Failure};
 
@@ -47,11 +47,15 @@ fn read_all(shared: &Shared) -> Result<(), End> {
             ))
         })?;
         let len = store.layout().len(index);
+        // The head is in memory: neither read from the source nor held back by its limit.
+        let is_data = matches!(store.layout().part(index), Part::Data(_));
         let mut buffer = shared.served.budget.take();
         let mut at = 0;
         while at < len {
             let now = BLOCK.min(len - at);
-            pause(shared, now)?;
+            if is_data {
+                pause(shared, now)?;
+            }
             wait_as(shared, Waits::Source);
             let block = match &mut buffer {
                 Some(buffer) => &mut buffer.resize(len)[at..at + now],
@@ -60,12 +64,11 @@ fn read_all(shared: &Shared) -> Result<(), End> {
                     &mut own[..now]
                 }
             };
-            store
-                .read(index, at, block)
-                // A file that was cut short reads as an error; what it was is more to the point.
-                .map_err(|failure| End::Failed(shared.unchanged().err().unwrap_or(failure)))?;
+            store.read(index, at, block).map_err(End::Failed)?;
             hasher.update(block);
-            shared.bytes_read.fetch_add(now as u64, Ordering::Relaxed);
+            if is_data {
+                shared.bytes_read.fetch_add(now as u64, Ordering::Relaxed);
+            }
             at += now;
         }
         claim
@@ -82,7 +85,7 @@ fn declare(shared: &Shared) -> Result<Final, End> {
     if !shared.expect.is_empty() && !shared.wait(|progress| progress.digested) {
         return Err(End::Stopped);
     }
-    shared.unchanged().map_err(End::Failed)?;
+    shared.all_unchanged().map_err(End::Failed)?;
     shared.holes_unchanged().map_err(End::Failed)?;
     if shared.is_stopped() || shared.has_failed() {
         return Err(End::Stopped);

@@ -1,19 +1,22 @@
-//! Whether the source is still the file that it was.
+//! Whether the source still is what it was.
+//!
+//! Every two seconds the units, the files that are being read and some of the others are looked at; all of them once all
+//! is read, before FINAL. A file is looked at when it is opened besides (`files`).
 
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use stage_core::chunk::ChunkIndex;
+use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet, Layout};
 use stage_core::digest::chunk_digest;
-use stage_core::failure::{Code, Failure};
-use stage_core::manifest::Manifest;
+use stage_core::failure::Failure;
+use stage_core::manifest::{Entry, Kind};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::Shared;
+use super::files::Change;
 use crate::fault;
 use crate::sparse::holes_are_zero;
 use crate::store::map::is_dense;
@@ -21,188 +24,132 @@ use crate::sync::lock;
 
 /// How often it is looked at.
 const LOOK: Duration = Duration::from_secs(2);
+/// Entries of trees that are looked at each time, beside those that are in use: a millisecond's work.
+const SOME: u32 = 500;
 
-/// What tells a file from a changed one without reading it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Fingerprint {
-    size: u64,
-    mtime: (i64, i64),
-    ctime: (i64, i64),
-    inode: (u64, u64),
-    remote: bool,
-}
-
-impl Fingerprint {
-    pub(super) fn of(file: &File) -> io::Result<Self> {
-        let meta = file.metadata()?;
-        Ok(Self {
-            size: meta.len(),
-            mtime: (meta.mtime(), meta.mtime_nsec()),
-            ctime: (meta.ctime(), meta.ctime_nsec()),
-            inode: (meta.dev(), meta.ino()),
-            remote: is_remote(file),
-        })
+impl Shared {
+    /// Whether nothing at all of the source has changed since the walk.
+    pub(super) fn all_unchanged(&self) -> Result<(), Failure> {
+        let map = self.store.map()?;
+        self.unchanged(0..map.entries().len() as u32)
     }
 
-    /// Whether it is the file that the manifest was made of; else what is different.
-    pub(super) fn is_of(&self, manifest: &Manifest) -> Result<(), String> {
-        let size = manifest.file_size().0;
-        if self.size != size {
-            return Err(format!("its size went from {size} to {} bytes", self.size));
+    /// Whether the content of some entries is still what it was when the push began. Where only times say otherwise, what
+    /// was read of these is read again and compared with what was sent.
+    fn unchanged(&self, entries: impl IntoIterator<Item = u32>) -> Result<(), Failure> {
+        let map = self.store.map()?;
+        let mut doubted = Vec::new();
+        for entry in entries {
+            if self.is_stopped() || self.has_failed() {
+                return Ok(());
+            }
+            if let Change::Perhaps(now) = self.files.change(map, entry)? {
+                doubted.push((entry, now));
+            }
         }
-        let mtime = manifest.entries.first().map(|entry| entry.mtime);
-        if mtime.is_some_and(|(s, ns)| !is_jitter((s, i64::from(ns)), self.mtime)) {
-            return Err("it was written to".to_owned());
+        if doubted.is_empty() {
+            return Ok(());
+        }
+        let files: Vec<u32> = doubted.iter().map(|(entry, _)| *entry).collect();
+        if self.compare_again(&files)? {
+            for (entry, now) in doubted {
+                self.files.renew(entry, now);
+            }
         }
         Ok(())
     }
 
-    /// What has changed, if anything has.
-    fn differs(&self, before: &Self) -> Differs {
-        if self.size != before.size {
-            Differs::Surely(format!(
-                "its size went from {} to {} bytes",
-                before.size, self.size
-            ))
-        } else if self.inode != before.inode {
-            Differs::Surely("it is another file now".to_owned())
-        } else if self.mtime != before.mtime && (self.was_written() || !is_jitter(self.mtime, before.mtime)) {
-            // What was not read before cannot be compared with what it was then.
-            Differs::Surely("it was written to".to_owned())
-        } else if (self.mtime, self.ctime) != (before.mtime, before.ctime) {
-            Differs::Perhaps
-        } else {
-            Differs::No
-        }
-    }
-
-    /// A write sets both times to the same moment, and only there is a file system's word on them exact.
-    fn was_written(&self) -> bool {
-        !self.remote && self.mtime == self.ctime
-    }
-}
-
-/// Whether a file has changed, as far as can be told without reading it.
-#[derive(Debug, PartialEq, Eq)]
-enum Differs {
-    No,
-    /// Its times did, which mode, owner, links and the jitter of network file systems explain as well as a write.
-    Perhaps,
-    Surely(String),
-}
-
-/// Network file systems keep times in grains of up to two seconds, and tell now the exact, now the rounded one.
-fn is_jitter(one: (i64, i64), other: (i64, i64)) -> bool {
-    let nanos = |(s, ns): (i64, i64)| i128::from(s) * 1_000_000_000 + i128::from(ns);
-    (nanos(one) - nanos(other)).abs() <= 2_000_000_000
-}
-
-/// Whether a file lies on another host or behind a daemon, whose clocks and caches have a say in its times: NFS, AFS,
-/// FUSE, the SMBs, Ceph, 9p, Lustre, BeeGFS, GPFS, GFS2, OCFS2.
-fn is_remote(file: &File) -> bool {
-    const REMOTE: [u32; 13] = [
-        0x6969,
-        0x5346_414f,
-        0x6573_5546,
-        0x517b,
-        0xff53_4d42,
-        0xfe53_4d42,
-        0x00c3_6400,
-        0x0102_1997,
-        0x0bd0_0bd0,
-        0x1983_0326,
-        0x4750_4653,
-        0x0116_1970,
-        0x7461_636f,
-    ];
-    rustix::fs::fstatfs(file).is_ok_and(|stat| REMOTE.contains(&(stat.f_type as u32)))
-}
-
-pub(super) fn changed(what: &str, when: &str) -> Failure {
-    Failure::new(
-        Code::SourceChanged,
-        format!("the source changed while it was sent: {what}, {when}"),
-        "push again once nothing writes to it",
-    )
-}
-
-impl Shared {
-    /// Whether the file's content is still what it was when the push began. Where only its times say otherwise, all that
-    /// was read is read again and compared with what was sent.
-    pub(super) fn unchanged(&self) -> Result<(), Failure> {
-        let failed = |error| {
-            Failure::new(
-                Code::SourceIo,
-                format!("looking at the source failed: {error}"),
-                "look at the file system on the source's node",
-            )
-        };
-        let now = Fingerprint::of(&self.file).map_err(failed)?;
-        // A file that was removed still arrives; one that another was put in the place of is not what was meant.
-        if let Ok(meta) = std::fs::metadata(&self.place)
-            && (meta.dev(), meta.ino()) != now.inode
-        {
-            return Err(self.changed("another file was put in its place"));
-        }
-        let read = lock(&self.progress).read;
-        let before = *lock(&self.before);
-        match now.differs(&before) {
-            Differs::No => Ok(()),
-            Differs::Surely(what) => Err(self.changed(&what)),
-            Differs::Perhaps => {
-                self.compare_again(read)?;
-                *lock(&self.before) = now;
-                Ok(())
-            }
-        }
-    }
-
-    fn changed(&self, what: &str) -> Failure {
-        let passed = self.begun.elapsed().as_secs();
-        changed(what, &format!("noticed {passed} s after the push began"))
-    }
-
-    /// Reads the first so many chunks again, if not stopped meanwhile.
-    fn compare_again(&self, read: u32) -> Result<(), Failure> {
+    /// Reads what was read of some files again; `false` if stopped meanwhile.
+    fn compare_again(&self, files: &[u32]) -> Result<bool, Failure> {
         let store = &self.store;
+        let map = store.map()?;
+        let read = lock(&self.progress).read;
         let mut bytes = Vec::new();
-        for index in (0..read).map(ChunkIndex) {
-            if self.is_stopped() || self.has_failed() {
-                return Ok(());
-            }
-            bytes.resize(store.layout().len(index), 0);
-            store.read(index, 0, &mut bytes)?;
-            self.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            if store.digest(index) != Some(chunk_digest(store.hash(), &bytes)) {
-                return Err(self.changed(&format!("chunk {index} reads differently now")));
+        let mut compared = ChunkSet::empty(read);
+        let all = places(map.entries(), files);
+        for (entry, place) in all {
+            for index in chunks(store.layout(), place).map(ChunkIndex) {
+                if self.is_stopped() || self.has_failed() {
+                    return Ok(false);
+                }
+                // Not read yet, or seen with another file's part of it.
+                if !compared.insert(index) {
+                    continue;
+                }
+                bytes.resize(store.layout().len(index), 0);
+                store.read(index, 0, &mut bytes)?;
+                self.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                if store.digest(index) != Some(chunk_digest(store.hash(), &bytes)) {
+                    let what = format!("chunk {index} reads differently now");
+                    return Err(self.files.changed(map, entry, &what));
+                }
             }
         }
         tracing::info!(
             path = self.path,
-            chunks = read,
+            chunks = compared.len(),
             "the source's times changed and its content did not"
         );
-        Ok(())
+        Ok(true)
     }
 
     /// Whether nothing was written into what was not sent.
     pub(super) fn holes_unchanged(&self) -> Result<(), Failure> {
-        let entry = self.store.map()?.entry(0);
-        if is_dense(entry) {
-            return Ok(());
+        let map = self.store.map()?;
+        for (entry, index) in map.entries().iter().zip(0..) {
+            if is_dense(entry) {
+                continue;
+            }
+            let file = self.files.file(map, index)?;
+            match holes_are_zero(&file, entry) {
+                Ok(true) => {}
+                Ok(false) => return Err(self.files.changed(map, index, "a hole of it was written to")),
+                Err(error) => return Err(fault::of_source(&error).at(self.files.shown(map, index))),
+            }
         }
-        match holes_are_zero(&self.file, entry) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.changed("a hole of it was written to")),
-            Err(error) => Err(fault::of_source(&error)),
-        }
+        Ok(())
     }
 }
 
-/// Looks at the file until FINAL is declared. What happens to it later, its readers find out by digests.
+/// Where in the sequence of data some files lie.
+fn places(entries: &[Entry], files: &[u32]) -> Vec<(u32, Range<u64>)> {
+    let files: HashSet<u32> = files
+        .iter()
+        .map(|index| match entries[*index as usize].kind {
+            Kind::HardLink { to } => to,
+            _ => *index,
+        })
+        .collect();
+    let bodies: u64 = entries.iter().map(|entry| entry.data_len() / CHUNK * CHUNK).sum();
+    let (mut body, mut pack) = (0, bodies);
+    let mut places = Vec::new();
+    for (entry, index) in entries.iter().zip(0..) {
+        let len = entry.data_len();
+        let (in_body, in_pack) = (len / CHUNK * CHUNK, len % CHUNK);
+        if files.contains(&index) {
+            places.push((index, body..body + in_body));
+            places.push((index, pack..pack + in_pack));
+        }
+        body += in_body;
+        pack += in_pack;
+    }
+    places
+}
+
+/// The chunks that a run of the data lies in.
+fn chunks(layout: Layout, place: Range<u64>) -> Range<u32> {
+    if place.is_empty() {
+        return 0..0;
+    }
+    let index = |chunk: u64| layout.head_count() + u32::try_from(chunk).unwrap_or(u32::MAX);
+    index(place.start / CHUNK)..index(place.end.div_ceil(CHUNK))
+}
+
+/// Looks at the source until FINAL is declared. What happens to it later, its readers find out by digests.
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut next = 0_u32;
     loop {
         tokio::select! {
             () = shared.stopping.cancelled() => return,
@@ -216,56 +163,26 @@ pub(super) async fn run(shared: Arc<Shared>) {
         }
         let looked = shared.clone();
         let begun = Instant::now();
+        let from = next;
         let end = tokio::task::spawn_blocking(move || {
-            let seen = looked.unchanged();
+            let all = looked.store.map().map_or(0, |map| map.entries().len() as u32);
+            let some = from..from.saturating_add(SOME).min(all);
+            let next = if some.end < all { some.end } else { 0 };
+            let seen = looked.unchanged(looked.files.in_use().into_iter().chain(some));
             let failed = seen.err().or_else(|| lock(&looked.served.failure).clone());
             if let Some(failure) = failed {
                 looked.fail(failure);
             }
+            next
         });
-        if end.await.is_err() {
-            return;
+        match end.await {
+            Ok(after) => next = after,
+            Err(_) => return,
         }
         // Where times change all the while, comparing again takes a tenth of the reading at most.
         tokio::select! {
             () = shared.stopping.cancelled() => return,
             () = sleep_until(Instant::now() + begun.elapsed() * 10) => {}
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // R30, R31.
-    #[test]
-    fn a_write_is_told_from_times_that_jitter() {
-        let before = Fingerprint {
-            size: 9,
-            mtime: (100, 500_000_000),
-            ctime: (100, 500_000_000),
-            inode: (1, 2),
-            remote: false,
-        };
-        assert_eq!(before.differs(&before), Differs::No);
-        let surely = |now: Fingerprint| matches!(now.differs(&before), Differs::Surely(_));
-        let perhaps = |now: Fingerprint| now.differs(&before) == Differs::Perhaps;
-        let times = |mtime, ctime, remote| Fingerprint {
-            mtime,
-            ctime,
-            remote,
-            ..before
-        };
-        // A mode, a name, a time that was set.
-        assert!(perhaps(times(before.mtime, (160, 0), false)));
-        assert!(perhaps(times((101, 0), (160, 0), false)));
-        // A write, however soon after the last one; and how rounding looks.
-        assert!(surely(times((101, 0), (101, 0), false)));
-        assert!(perhaps(times((101, 0), (101, 0), true)));
-        assert!(perhaps(times((98, 500_000_000), (98, 500_000_000), true)));
-        assert!(surely(times((103, 0), (103, 0), true)));
-        assert!(surely(times((160, 0), (170, 0), false)));
-        assert!(surely(Fingerprint { size: 8, ..before }));
     }
 }

@@ -1,14 +1,16 @@
 //! The plain life of a target: received, resumed, published, discarded.
 
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::{Arc, Mutex};
 
+use stage_core::assignment::SourceSpec;
 use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::Code;
-use stage_core::payload::Payload;
-use stage_transfer::source::files::Files;
+use stage_core::payload::{Payload, SourcePath, Walk};
+use stage_transfer::source::look;
 use stage_transfer::store::{Store, Watcher};
 use stage_transfer::target::{PublishError, discard_job, held_jobs, sweep};
 
@@ -228,8 +230,18 @@ fn a_source_keeps_digests_but_no_bytes_and_no_trace() {
     let bench = Bench::new(2 * CHUNK + 1);
     bench.put(&bench.bytes);
     let make = || {
+        let spec = SourceSpec {
+            paths: vec![SourcePath {
+                path: bench.file().as_os_str().as_bytes().to_vec(),
+                name: b"genome.db".to_vec(),
+            }],
+            walk: Walk::default(),
+            limit: None,
+            expect: Vec::new(),
+        };
+        let (_, _, files) = look(&spec).unwrap().into_parts();
         Store::source(
-            Arc::new(Files::new(vec![File::open(bench.file()).unwrap()])),
+            Arc::new(files),
             bench.manifest.clone(),
             Payload::of(&bench.manifest).unwrap(),
             ChunkHash::Blake3,

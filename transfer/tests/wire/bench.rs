@@ -27,7 +27,7 @@ use stage_transfer::inbound::{HopEvent, Inbound, InboundConfig};
 use stage_transfer::outbound::Serving;
 use stage_transfer::plane::DataPlane;
 use stage_transfer::root::Roots;
-use stage_transfer::source::{Source, SourceConfig, look};
+use stage_transfer::source::{Look, Source, SourceConfig, look};
 use stage_transfer::store::Store;
 use stage_transfer::target::{Preparation, Target, prepare};
 use tempfile::TempDir;
@@ -100,7 +100,7 @@ impl Bench {
             authority,
             job: JobId::from_random([5; 16]),
             key: JobKey([6; 32]),
-            manifest: look(&spec(&file)).unwrap(),
+            manifest: look(&spec(&file)).unwrap().manifest,
             md5: None,
             file,
             bytes,
@@ -116,7 +116,7 @@ impl Bench {
         for (at, bytes) in data {
             file.write_all_at(bytes, *at).unwrap();
         }
-        bench.manifest = look(&spec(&bench.file)).unwrap();
+        bench.manifest = look(&spec(&bench.file)).unwrap().manifest;
         bench
     }
 
@@ -192,7 +192,7 @@ impl Bench {
                 ..spec(&self.file)
             },
             payload: self.payload(),
-            manifest: Some(self.manifest.clone()),
+            look: None,
             hash: ChunkHash::Blake3,
             limit,
             state: node.state.clone(),
@@ -201,6 +201,42 @@ impl Bench {
         fs::create_dir_all(&node.state).unwrap();
         let source = Source::start(&node.plane, config, say).await.unwrap();
         Running { source, reports }
+    }
+
+    /// A source of anything.
+    pub(crate) async fn source_of(&self, node: &Node, spec: SourceSpec) -> Result<Running, Failure> {
+        let payload = look(&spec)?.payload;
+        self.source_as(node, spec, payload, None).await
+    }
+
+    /// A source of what was looked at before.
+    pub(crate) async fn source_as(
+        &self,
+        node: &Node,
+        spec: SourceSpec,
+        payload: Payload,
+        look: Option<Look>,
+    ) -> Result<Running, Failure> {
+        let (say, reports) = mpsc::channel(4);
+        let config = SourceConfig {
+            job: self.job,
+            key: self.key.clone(),
+            spec,
+            payload,
+            look,
+            hash: ChunkHash::Blake3,
+            limit: None,
+            state: node.state.clone(),
+            children: Vec::new(),
+        };
+        fs::create_dir_all(&node.state).unwrap();
+        let source = Source::start(&node.plane, config, say).await?;
+        Ok(Running { source, reports })
+    }
+
+    /// Where its files lie.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     pub(crate) fn target(&self, node: &Node) -> Target {

@@ -10,3 +10,4 @@ mod proxy;
 mod source;
 mod sparse;
 mod strangers;
+mod tree;
