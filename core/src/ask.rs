@@ -168,6 +168,8 @@ pub struct Copy {
 pub enum Kind {
     /// A regular file.
     File,
+    /// A directory with all that is in it.
+    Tree,
 }
 
 /// What lies where a copy was published.
@@ -211,7 +213,7 @@ macro_rules! words {
         }
     };
 }
-words!(Kind, File = "file");
+words!(Kind, File = "file", Tree = "tree");
 words!(
     State,
     Ok = "ok",

@@ -13,6 +13,7 @@
 
 mod look;
 mod remove;
+mod verify;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -29,13 +30,14 @@ use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
 use stage_core::failure::{Failure, show_path};
 use stage_core::id::JobId;
 use stage_core::manifest::Manifest;
-use stage_core::payload::Payload;
+use stage_core::payload::{Payload, UnitKind};
 use stage_core::units::ByteCount;
 
 use crate::fault;
 use crate::journal::{self, FileState, Kept, Table};
 use crate::root::Roots;
-pub use look::Hashing;
+use crate::store::head;
+pub use verify::Hashing;
 
 const MAGIC: &[u8; 8] = b"stageI\r\n";
 const VERSION: u32 = 1;
@@ -60,11 +62,15 @@ pub struct Entry {
     /// The absolute path as it was then.
     pub(crate) path: Vec<u8>,
     pub(crate) kind: EntryKind,
+    /// Of a tree of ours, the generation that its name leads to.
+    pub(crate) generation: Option<Vec<u8>>,
     /// By which job; its table's slots are bound to it.
     pub(crate) job: JobId,
     pub(crate) hash: ChunkHash,
     /// Of which it is a unit.
     pub(crate) payload: Payload,
+    /// Which one.
+    pub(crate) unit: u32,
     pub(crate) root: RootDigest,
     /// Known once the job is over.
     pub(crate) sha256: Option<FileDigest>,
@@ -72,7 +78,7 @@ pub struct Entry {
     pub(crate) layout: Layout,
     /// Apparent size.
     pub(crate) size: ByteCount,
-    /// The file that it was. [`FileState`] has device, inode, size and times.
+    /// The file, or the tree's directory, that it was. [`FileState`] has device, inode, size and times.
     pub(crate) key: FileState,
     /// The boot in which it was looked at: devices and mounts have other numbers in another one.
     pub(crate) boot: [u8; 16],
@@ -93,6 +99,8 @@ pub struct Entry {
 pub(crate) enum EntryKind {
     /// A regular file.
     File,
+    /// A directory with all that is in it.
+    Tree,
 }
 
 impl Entry {
@@ -122,6 +130,7 @@ impl Entry {
             path: show_path(&self.path),
             kind: match self.kind {
                 EntryKind::File => Kind::File,
+                EntryKind::Tree => Kind::Tree,
             },
             sha256: self.sha256,
             root: self.root,
@@ -175,6 +184,10 @@ pub(crate) struct Note<'a> {
     pub(crate) hash: ChunkHash,
     pub(crate) root: RootDigest,
     pub(crate) payload: &'a Payload,
+    pub(crate) unit: u32,
+    pub(crate) generation: Option<Vec<u8>>,
+    /// The agent's state directory, where the job's manifest lies if it is long.
+    pub(crate) state: &'a Path,
     pub(crate) manifest: &'a Manifest,
     pub(crate) layout: Layout,
     pub(crate) table: &'a Table,
@@ -267,21 +280,27 @@ impl Index {
                 && (before.key.ino, before.key.size, before.key.mtime)
                     == (note.key.ino, note.key.size, note.key.mtime)
         });
+        let (kind, size) = match note.payload.units.get(note.unit as usize) {
+            Some(unit) if unit.kind == UnitKind::Tree => (EntryKind::Tree, unit.size),
+            _ => (EntryKind::File, ByteCount(note.key.size)),
+        };
         let entry = Entry {
             place: note.place,
             name: note.name.to_vec(),
             path: note.path,
-            kind: EntryKind::File,
+            kind,
+            generation: note.generation,
             job: note.job,
             hash: note.hash,
             payload: note.payload.clone(),
+            unit: note.unit,
             root: note.root,
             sha256: own
                 .as_ref()
                 .filter(|own| own.root == note.root)
                 .and_then(|own| own.sha256),
             layout: note.layout,
-            size: ByteCount(note.key.size),
+            size,
             key: note.key,
             boot: journal::boot_id(),
             published: own.as_ref().map_or_else(now, |own| own.published),
@@ -299,7 +318,17 @@ impl Index {
         note.table.keep_as(&table_of(&place, entry.job))?;
         let manifest = manifest_of(&place, entry.job);
         if note.payload.inline.is_none() {
-            fs::write(&manifest, note.manifest.encode()).map_err(|e| fail(&e))?;
+            let came = journal::job_dir(note.state, note.job).join(head::NAME);
+            let new = place.join("manifest.new");
+            let kept = || {
+                // The manifest of a tree may have hundreds of megabytes.
+                if fs::hard_link(&came, &manifest).is_err() {
+                    fs::write(&new, note.manifest.encode())?;
+                    fs::rename(&new, &manifest)?;
+                }
+                Ok(())
+            };
+            kept().map_err(|e: io::Error| fail(&e))?;
         }
         write(&place, &entry, false)?;
         // What belonged to earlier jobs.
@@ -327,7 +356,8 @@ impl Index {
                 continue;
             }
             self.change(&path, |entry| {
-                if entry.job == job {
+                // Of several units the digest is that of all together.
+                if entry.job == job && entry.payload.units.len() == 1 {
                     entry.sha256 = sha256.or(entry.sha256);
                 }
             })?;

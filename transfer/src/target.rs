@@ -13,7 +13,7 @@
 pub(crate) mod copy;
 mod intent;
 pub(crate) mod lay;
-mod old;
+pub(crate) mod old;
 mod publish;
 mod reserve;
 pub(crate) mod site;
@@ -350,26 +350,31 @@ impl Target {
     /// # Errors
     /// The state directory cannot be written. The copy is published all the same.
     pub fn note(&self, index: &Index, fin: &Final) -> Result<(), Failure> {
-        let ([site], Some(file)) = (self.sites.as_slice(), self.copy().only_file()) else {
-            return Ok(());
-        };
-        let key = FileState::of(file).map_err(|e| site.fault(e, "looking at the copy"))?;
         let map = self.store.map()?;
-        let already = *self.published.lock().unwrap_or_else(PoisonError::into_inner) == Some(true);
-        index.note(Note {
-            place: site.held.place(),
-            name: &site.name,
-            path: [site.held.path().as_slice(), &site.name].join(&b'/'),
-            job: self.job,
-            hash: self.store.hash(),
-            root: fin.root,
-            payload: self.store.payload(),
-            manifest: map.manifest(),
-            layout: self.store.layout(),
-            table: self.store.table(),
-            key,
-            already,
-        })
+        for (at, (site, unit)) in self.sites.iter().zip(self.copy().published()).enumerate() {
+            let Some((file, already)) = unit.map_err(|e| site.fault(e, "looking at the copy"))? else {
+                continue;
+            };
+            let fail = |e| site.fault(e, "looking at the copy");
+            index.note(Note {
+                place: site.held.place(),
+                name: &site.name,
+                path: [site.held.path().as_slice(), &site.name].join(&b'/'),
+                job: self.job,
+                hash: self.store.hash(),
+                root: fin.root,
+                payload: self.store.payload(),
+                unit: at as u32,
+                generation: site.generation_now().map_err(fail)?,
+                state: &self.state,
+                manifest: map.manifest(),
+                layout: self.store.layout(),
+                table: self.store.table(),
+                key: FileState::of(&file).map_err(fail)?,
+                already,
+            })?;
+        }
+        Ok(())
     }
 
     /// The job is cancelled here: partials, reservation and journal go, and directories made for it as far as they are

@@ -7,7 +7,7 @@ use std::time::Duration;
 use stage_core::ask::{Question, Said};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{AskId, NodeName};
-use stage_core::job::Now;
+use stage_core::job::{Now, Record};
 use stage_proto::v1;
 use stage_proto::v1::coordinator_message::Body;
 use tokio::sync::mpsc;
@@ -146,10 +146,15 @@ impl Driver {
         if let (Said::Copies(copies), Question::List(wanted)) = (&mut said, &open.question) {
             // A job that is still open has told its targets nothing of the digest yet.
             for copy in copies.iter_mut().filter(|copy| copy.sha256.is_none()) {
-                copy.sha256 = self
-                    .jobs
-                    .get(&copy.job)
-                    .and_then(|entry| entry.job.record().sha256);
+                let record = self.jobs.get(&copy.job).map(|entry| entry.job.record());
+                // Of several parts the digest is that of all together.
+                let is_one = |record: &&Record| {
+                    record
+                        .payload
+                        .as_ref()
+                        .is_some_and(|payload| payload.units.len() == 1)
+                };
+                copy.sha256 = record.filter(is_one).and_then(|record| record.sha256);
             }
             copies.retain(|copy| wanted.is(copy.sha256, copy.root));
         }

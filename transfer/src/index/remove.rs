@@ -1,14 +1,15 @@
 //! Removing what stage published, and nothing else.
 //!
-//! The file is renamed away first and looked at under its new name, which nobody else knows: what is unlinked is what
-//! was checked. The inode that is to go is written down before, so that an agent that dies in between knows what to do.
+//! The file, or the link that is a tree's name, is renamed away first and looked at under its new name, which nobody else
+//! knows: what is removed is what was checked. The inode that is to go is written down before, so that an agent that dies in between knows what to do.
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, RenameFlags, renameat, renameat_with, unlinkat};
+use rustix::fs::{AtFlags, RenameFlags, readlinkat, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
-use stage_core::ask::{Removal, Removed};
+use stage_core::ask::{Removal, Removed, State};
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
 use stage_core::payload::UnitKind;
@@ -20,7 +21,8 @@ use crate::crash::crash_point;
 use crate::fault;
 use crate::journal::{self, Phase};
 use crate::root::{Roots, check_component};
-use crate::target::site::{Seen, Site};
+use crate::target::site::{GENERATIONS, Seen, Site};
+use crate::target::tree;
 
 impl Index {
     /// Removes the copy at a path. Nothing there is no error.
@@ -81,9 +83,9 @@ impl Index {
                 ),
             );
         }
-        let now = match open(roots, &entry) {
-            Found::File(_, now) => now,
-            Found::Else(stage_core::ask::State::Missing, _) => return absent(),
+        let (file, now) = match open(roots, &entry) {
+            Found::There(file, now) => (file, now),
+            Found::Else(State::Missing, _) => return absent(),
             Found::Else(_, why) => {
                 return refuse(
                     Code::WrongKind,
@@ -92,13 +94,15 @@ impl Index {
                 );
             }
         };
-        if !removal.force && !entry.is_untouched(&now) {
+        let touched = match self.look(roots, &entry) {
+            _ if removal.force => None,
+            (State::Ok, _) => self.touched_in(&entry, &file),
+            (_, why) => Some(why),
+        };
+        if let Some(why) = touched {
             return refuse(
                 Code::Exists,
-                &format!(
-                    "was changed since stage published it: {}",
-                    self.look(roots, &entry).1
-                ),
+                &format!("was changed since stage published it: {why}"),
                 "`stage verify` says whether its content is still the same; --force removes it all the same",
             );
         }
@@ -109,18 +113,20 @@ impl Index {
                 "--force removes it all the same",
             );
         }
-        match entry.kind {
-            EntryKind::File => self.remove_file(roots, &entry, now.ino)?,
-        }
+        self.take_away(roots, &entry, now.ino)?;
         self.forget(&path);
         Ok(Removed {
             path: shown,
             was_there: true,
-            bytes: ByteCount(now.size),
+            bytes: match entry.kind {
+                EntryKind::File => ByteCount(now.size),
+                EntryKind::Tree => entry.size,
+            },
         })
     }
 
-    fn remove_file(&self, roots: &Roots, entry: &Entry, inode: u64) -> Result<(), Failure> {
+    /// Removes what has this inode, if it is still what the entry's name leads to.
+    fn take_away(&self, roots: &Roots, entry: &Entry, inode: u64) -> Result<(), Failure> {
         let Some(site) = site_of(roots, entry)? else {
             return Ok(());
         };
@@ -175,28 +181,71 @@ impl Index {
     }
 }
 
-/// The name under which a file waits to be unlinked. Two entries never share it.
+/// The name under which a copy waits to be removed. Two entries never share it.
 fn away(entry: &Entry) -> String {
     let id = blake3::hash(&entry.path).to_hex();
     format!(".stage-gone-{}", &id[..16])
 }
 
-/// Unlinks what was renamed away, if it is that inode; anything else gets its name back. `true`: it is gone.
+/// Removes what was renamed away, if it is the copy; anything else gets its name back. `true`: it is gone.
 fn finish(site: &Site, entry: &Entry, inode: u64) -> Result<bool, Failure> {
     let away = away(entry);
     let dir = site.held.fd();
     let fail = |e: Errno| fault::of(e, "removing the copy", &site.shown);
-    match rustix::fs::statat(dir, &away, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) if stat.st_ino == inode => {
+    let stat = match rustix::fs::statat(dir, &away, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        // The name is gone, and a tree's generation may be left.
+        Err(Errno::NOENT) => {
+            return match (&entry.generation, site.look()?) {
+                (Some(_), Seen::Absent) => remove_generation(site, entry, inode).map(|()| true),
+                _ => Ok(false),
+            };
+        }
+        Err(e) => return Err(fail(e)),
+    };
+    let is_copy = match &entry.generation {
+        None => stat.st_ino == inode,
+        Some(generation) => {
+            let text = [GENERATIONS.as_bytes(), b"/", generation].concat();
+            readlinkat(dir, &away, Vec::new()).is_ok_and(|leads| leads.as_bytes() == text)
+        }
+    };
+    if !is_copy {
+        let name = entry.name.as_slice();
+        renameat_with(dir, &away, dir, name, RenameFlags::NOREPLACE).map_err(fail)?;
+        return Ok(false);
+    }
+    match (entry.kind, &entry.generation) {
+        (EntryKind::Tree, None) => tree::remove(dir, away.as_bytes()).map_err(fail)?,
+        (EntryKind::File, _) => unlinkat(dir, &away, AtFlags::empty()).map_err(fail)?,
+        (EntryKind::Tree, Some(_)) => {
+            // The name first: who resolves it finds nothing rather than half a tree.
             unlinkat(dir, &away, AtFlags::empty()).map_err(fail)?;
-            Ok(true)
+            site.held.sync().map_err(fail)?;
+            crash_point!("after_name");
+            remove_generation(site, entry, inode)?;
         }
-        Ok(_) => {
-            let name = entry.name.as_slice();
-            renameat_with(dir, &away, dir, name, RenameFlags::NOREPLACE).map_err(fail)?;
-            Ok(false)
+    }
+    Ok(true)
+}
+
+/// Removes the generation of an entry, if it is that inode.
+fn remove_generation(site: &Site, entry: &Entry, inode: u64) -> Result<(), Failure> {
+    let Some(generation) = &entry.generation else {
+        return Ok(());
+    };
+    let removed = || {
+        let dir = site.open_generation(generation)?;
+        if rustix::fs::fstat(&dir)?.st_ino == inode {
+            let all = site.generations()?;
+            tree::remove(all.as_fd(), generation)?;
+            // The last one takes the directory of generations along.
+            site.unmake();
         }
-        Err(Errno::NOENT) => Ok(false),
-        Err(e) => Err(fail(e)),
+        Ok(())
+    };
+    match removed() {
+        Err(Errno::NOENT) => Ok(()),
+        other => other.map_err(|e| fault::of(e, "removing the generation", &site.shown)),
     }
 }

@@ -11,7 +11,7 @@ use stage_core::payload::Payload;
 use crate::{fault, journal};
 
 /// Its name in the job's directory.
-const NAME: &str = "manifest";
+pub(crate) const NAME: &str = "manifest";
 
 /// Where the head's bytes lie.
 #[derive(Debug)]

@@ -286,16 +286,22 @@ impl Copy {
         carried().map_err(|e| self.fault(&e, "copying from the old copy", unit, entry))
     }
 
-    /// The file of a payload that is one file.
-    pub(super) fn only_file(&self) -> Option<&File> {
-        let [unit] = self.laid.get()?.units.as_slice() else {
-            return None;
-        };
-        match (unit.partial.get(), &unit.old) {
-            (Some(Partial::File(partial)), _) => Some(&partial.file),
-            (None, Some(Old::File { file, .. })) => Some(file),
-            _ => None,
-        }
+    /// For each unit what is published of it, the file or the tree's directory, and whether it stood there already; `None`
+    /// where something else was left standing.
+    pub(super) fn published(&self) -> impl Iterator<Item = rustix::io::Result<Option<(File, bool)>>> {
+        let units = self.laid.get().into_iter().flat_map(|laid| &laid.units);
+        units.map(|unit| {
+            let again = |file: std::io::Result<File>| file.map_err(|_| Errno::MFILE);
+            let dir = |dir: &rustix::fd::OwnedFd| again(dir.try_clone().map(File::from));
+            Ok(match (unit.partial.get(), &unit.old) {
+                _ if unit.left => None,
+                (Some(Partial::File(partial)), _) => Some((again(partial.file.try_clone())?, false)),
+                (Some(Partial::Tree(tree)), _) => Some((dir(&tree.dir)?, false)),
+                (None, Some(Old::File { file, .. })) => Some((again(file.try_clone())?, true)),
+                (None, Some(Old::Tree(tree))) => Some((dir(tree)?, true)),
+                (None, None) => None,
+            })
+        })
     }
 
     /// How long the partial of a payload that is one file is.

@@ -187,7 +187,7 @@ fn has_its_holes(file: &File, entry: &Entry) -> bool {
 }
 
 /// How many entries a directory holds, at all depths; counted no further than `most` + 1.
-fn count(dir: BorrowedFd<'_>, most: usize) -> rustix::io::Result<usize> {
+pub(crate) fn count(dir: BorrowedFd<'_>, most: usize) -> rustix::io::Result<usize> {
     let mut found = 0;
     let mut listed = Dir::read_from(dir)?;
     while let Some(entry) = listed.read() {

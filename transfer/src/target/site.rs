@@ -97,7 +97,7 @@ impl Site {
     }
 
     /// The name of the generation that the final name leads to, if it leads to one of ours.
-    pub(super) fn generation_now(&self) -> rustix::io::Result<Option<Vec<u8>>> {
+    pub(crate) fn generation_now(&self) -> rustix::io::Result<Option<Vec<u8>>> {
         let text = match rustix::fs::readlinkat(self.held.fd(), self.name.as_slice(), Vec::new()) {
             Ok(text) => text,
             Err(Errno::INVAL | Errno::NOENT) => return Ok(None),
@@ -115,12 +115,12 @@ impl Site {
     }
 
     /// A generation's directory, for reading.
-    pub(super) fn open_generation(&self, generation: &[u8]) -> rustix::io::Result<OwnedFd> {
+    pub(crate) fn open_generation(&self, generation: &[u8]) -> rustix::io::Result<OwnedFd> {
         self.open_dir(&[GENERATIONS.as_bytes(), b"/", generation].concat())
     }
 
     /// The directory under the final name, or that it leads to.
-    pub(super) fn open_final_dir(&self) -> rustix::io::Result<OwnedFd> {
+    pub(crate) fn open_final_dir(&self) -> rustix::io::Result<OwnedFd> {
         match self.generation_now()? {
             Some(generation) => self.open_generation(&generation),
             None => self.open_dir(&self.name),
@@ -262,7 +262,7 @@ impl Site {
     }
 
     /// The generation whose directory this is, if it has moved there already.
-    pub(super) fn generation_of(&self, inode: (u64, u64), root: &RootDigest) -> Option<Vec<u8>> {
+    pub(crate) fn generation_of(&self, inode: (u64, u64), root: &RootDigest) -> Option<Vec<u8>> {
         (1..=TWINS)
             .map(|twin| {
                 let mut name = [self.name.as_slice(), b"@", mark(root).as_bytes()].concat();
@@ -308,12 +308,12 @@ impl Site {
     }
 
     /// Whether generations lie in this directory.
-    pub(super) fn generations(&self) -> rustix::io::Result<OwnedFd> {
+    pub(crate) fn generations(&self) -> rustix::io::Result<OwnedFd> {
         self.open_dir(GENERATIONS.as_bytes())
     }
 
     /// Removes the directory of generations if nothing is in it.
-    pub(super) fn unmake(&self) {
+    pub(crate) fn unmake(&self) {
         if self.kind == UnitKind::Tree {
             let _ = rustix::fs::unlinkat(self.held.fd().as_fd(), GENERATIONS, AtFlags::REMOVEDIR);
         }

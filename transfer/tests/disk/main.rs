@@ -10,6 +10,7 @@ mod bench;
 mod crash;
 mod damage;
 mod index;
+mod indexed_trees;
 mod life;
 mod locate;
 mod places;
