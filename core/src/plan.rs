@@ -191,10 +191,10 @@ pub struct Plan {
     pub hops: Vec<Hop>,
     /// The longest way from the source, in hops.
     pub depth: u16,
-    /// When the last target will have published, from the start of the push.
+    /// When the last target will have published, from the start of the push; zero where nobody knows.
     #[serde(with = "seconds")]
     pub predicted: Duration,
-    /// The time that no plan could beat.
+    /// The time that no plan could beat; zero where nobody knows.
     #[serde(with = "seconds")]
     pub bound: Duration,
     /// Why this one: a sentence for people.
@@ -205,6 +205,16 @@ impl Plan {
     /// The hop by which this target receives.
     pub fn hop(&self, child: &NodeName) -> Option<&Hop> {
         self.hops.iter().find(|hop| hop.child == *child)
+    }
+
+    /// Takes back all that was said of times: how much comes is not known.
+    pub fn forget_times(&mut self) {
+        self.predicted = Duration::ZERO;
+        self.bound = Duration::ZERO;
+        for hop in &mut self.hops {
+            hop.finish = Duration::ZERO;
+        }
+        self.reason = format!("how much comes is not known; for a long stream, {}", self.reason);
     }
 
     /// The hops from the source down: each after its parent's, and all below a node behind it. With its depth as

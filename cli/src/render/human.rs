@@ -120,15 +120,22 @@ pub(crate) fn cause(failure: &Failure) -> String {
 
 /// A plan in two lines.
 fn summary(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+    let forecast = if plan.predicted.is_zero() {
+        "no forecast".to_owned()
+    } else {
+        format!(
+            "forecast {}, no plan could beat {}",
+            show_time(plan.predicted),
+            show_time(plan.bound)
+        )
+    };
     writeln!(
         out,
-        "plan: {} from {} to {}, depth {}; forecast {}, no plan could beat {}",
+        "plan: {} from {} to {}, depth {}; {forecast}",
         plan.shape,
         plan.source,
         count(plan.hops.len(), "node"),
         plan.depth,
-        show_time(plan.predicted),
-        show_time(plan.bound),
     )?;
     if plan.reason.is_empty() {
         Ok(())

@@ -202,6 +202,11 @@ impl<'a> From<&'a Node> for OneNode<'a> {
     }
 }
 
+/// A time that a plan speaks of, if it does.
+pub(super) fn forecast(time: Duration) -> Option<f64> {
+    (!time.is_zero()).then(|| seconds(time))
+}
+
 /// Thousandths are what a measured time is worth.
 pub(super) fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e3).round() / 1e3
@@ -211,8 +216,8 @@ pub(super) fn seconds(time: Duration) -> f64 {
 struct PlanSummary {
     shape: String,
     depth: u16,
-    predicted_seconds: f64,
-    bound_seconds: f64,
+    predicted_seconds: Option<f64>,
+    bound_seconds: Option<f64>,
 }
 
 /// A job with its targets.
@@ -254,8 +259,8 @@ impl<'a> Outcome<'a> {
             plan: job.plan.as_ref().map(|plan| PlanSummary {
                 shape: plan.shape.to_string(),
                 depth: plan.depth,
-                predicted_seconds: seconds(plan.predicted),
-                bound_seconds: seconds(plan.bound),
+                predicted_seconds: forecast(plan.predicted),
+                bound_seconds: forecast(plan.bound),
             }),
             error: job.failure.as_ref().map(Into::into),
             nodes: job.nodes.iter().map(Into::into).collect(),

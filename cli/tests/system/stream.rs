@@ -85,6 +85,10 @@ fn a_pipe_arrives_while_it_comes() {
     let ran = push.end().expect(0);
     let last = ran.last();
     assert_eq!(last["state"], "done");
+    assert!(
+        last["plan"]["predicted_seconds"].is_null(),
+        "nobody knew how much would come"
+    );
     assert_eq!(
         (&last["bytes"], &last["payload_bytes"]),
         (&(9 * CHUNK + 321).into(), &(9 * CHUNK + 321).into())
@@ -103,6 +107,20 @@ fn a_pipe_arrives_while_it_comes() {
     let copy = fs::metadata(cluster.root(1).join("refdb.tar")).unwrap();
     assert_eq!(copy.permissions().mode() & 0o600, 0o600);
     cluster.wait_clean();
+    // It is a copy like any other from now on.
+    for command in ["ls", "verify"] {
+        let ran = cluster.run(&[command, "refdb.tar", "--json"]).expect(0);
+        let copies: Vec<_> = ran.events.iter().filter(|e| e["event"] == "copy").collect();
+        assert_eq!(copies.len(), 3, "{}", ran.stdout);
+        for copy in copies {
+            assert_eq!(
+                (&copy["state"], &copy["bytes"]),
+                (&"ok".into(), &(9 * CHUNK + 321).into())
+            );
+        }
+    }
+    let again = cluster.push(&source, &["--to", "targets"]).expect(0);
+    assert_eq!(again.node("n1")["already"], true);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::{Copied, Job, PROBE_EVERY, Phase, TargetState};
 use crate::assignment::{Order, Outcome, Prepared, Progress, SourceReport};
 use crate::failure::{Code, Failure};
 use crate::id::{NodeName, PlanVersion};
+use crate::payload::Payload;
 use crate::plan::{Plan, PlanError};
 
 impl Job {
@@ -96,7 +97,10 @@ impl Job {
             return;
         }
         match result {
-            Ok(plan) => {
+            Ok(mut plan) => {
+                if self.record.payload.as_ref().is_some_and(Payload::is_stream) {
+                    plan.forget_times();
+                }
                 self.plan = Some(plan);
                 self.dirty_plan = true;
                 self.index_children();

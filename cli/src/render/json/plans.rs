@@ -4,7 +4,7 @@ use serde::Serialize;
 use stage_core::id::NodeName;
 use stage_core::plan::{Plan, Tried};
 
-use super::seconds;
+use super::{forecast, seconds};
 use crate::event::Simulated;
 
 /// A plan with its hops.
@@ -13,8 +13,8 @@ pub(super) struct FullPlan<'a> {
     shape: String,
     source: &'a NodeName,
     depth: u16,
-    predicted_seconds: f64,
-    bound_seconds: f64,
+    predicted_seconds: Option<f64>,
+    bound_seconds: Option<f64>,
     reason: &'a str,
     hops: Vec<OneHop<'a>>,
 }
@@ -28,7 +28,7 @@ struct OneHop<'a> {
     streams_cap: u16,
     depth: u16,
     bytes_per_second: u64,
-    finish_seconds: f64,
+    finish_seconds: Option<f64>,
     limited_by: &'a str,
 }
 
@@ -38,8 +38,8 @@ impl<'a> From<&'a Plan> for FullPlan<'a> {
             shape: plan.shape.to_string(),
             source: &plan.source,
             depth: plan.depth,
-            predicted_seconds: seconds(plan.predicted),
-            bound_seconds: seconds(plan.bound),
+            predicted_seconds: forecast(plan.predicted),
+            bound_seconds: forecast(plan.bound),
             reason: &plan.reason,
             hops: plan
                 .hops
@@ -52,7 +52,7 @@ impl<'a> From<&'a Plan> for FullPlan<'a> {
                     streams_cap: hop.streams_cap,
                     depth: hop.depth,
                     bytes_per_second: hop.rate.bytes_per_second().round() as u64,
-                    finish_seconds: seconds(hop.finish),
+                    finish_seconds: forecast(hop.finish),
                     limited_by: &hop.limited_by,
                 })
                 .collect(),
