@@ -221,9 +221,10 @@ impl Job {
 }
 
 impl Node {
-    /// How long it takes at the present rate until all is there; `None` when nothing moves.
+    /// How long it takes at the present rate until all is there; `None` when nothing moves, or nobody knows how much
+    /// will come.
     pub(crate) fn remaining(&self, payload: ByteCount) -> Option<Duration> {
-        (self.state == NodeState::Receiving && self.rate_now > Rate::ZERO)
+        (self.state == NodeState::Receiving && self.rate_now > Rate::ZERO && payload.0 > 0)
             .then(|| payload.saturating_sub(self.kept).time_at(self.rate_now))
     }
 }

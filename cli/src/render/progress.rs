@@ -43,7 +43,8 @@ impl<W: Write> Bars<W> {
         });
         let (kept, all) = share(job);
         bar.set_length(all.max(1));
-        bar.set_position(kept);
+        // Of a stream nobody knows the whole.
+        bar.set_position(if all > 0 { kept } else { 0 });
         bar.set_message(job_line(job));
         let chosen = choose(&job.nodes);
         while self.nodes.len() < chosen.len() {
@@ -60,8 +61,10 @@ impl<W: Write> Bars<W> {
             bar.set_length(job.payload.0.max(1));
             bar.set_position(if node.state.is_done() {
                 job.payload.0.max(1)
-            } else {
+            } else if job.payload.0 > 0 {
                 node.kept.0
+            } else {
+                0
             });
             bar.set_message(node_line(job, node));
         }
@@ -172,6 +175,9 @@ fn node_line(job: &Job, node: &Node) -> String {
             );
             if let Some(left) = node.remaining(job.payload) {
                 line += &format!(", {} left", show_time(left));
+            }
+            if job.payload.0 == 0 {
+                line += &format!(", {} so far", node.kept);
             }
             if let Some(parent) = &node.parent {
                 line += &format!(", from {parent} x{}", node.streams);
