@@ -54,7 +54,7 @@ Examples:
   stage verify                              # everything, everywhere
 
 Every agent hashes its copies again and compares them, chunk by chunk, with what
-was published. Push a damaged copy again with --if-exists replace: only the
+was published; of a directory also what is in it. Push a damaged copy again with --if-exists replace: only the
 chunks that differ travel.
 
 Exit: 0 all are ok; 5 some are not, or some nodes did not answer; 2 bad request;
@@ -76,8 +76,8 @@ Examples:
   stage rm genome.db --from n[1-3] --dest scratch:db
   stage rm /scratch/stage/db/genome.db --from all
 
-Removes what stage published, and only while it is still the same file. Whoever
-has it open keeps it. That nothing is there is no error.
+Removes what stage published, and only while it is as it was; a directory whole.
+Whoever has a file of it open keeps that. That nothing is there is no error.
 
 Exit: 0 it is gone everywhere; 5 some nodes still have it or did not answer;
       2 bad request; 3 no coordinator; 1 anything else.")]

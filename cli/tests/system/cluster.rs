@@ -322,7 +322,7 @@ impl Cluster {
                 let none = fs::read_dir(&journals)
                     .map(|mut dir| dir.next().is_none())
                     .unwrap_or(true);
-                none && !self.listing(node).iter().any(|name| name.starts_with(".stage"))
+                none && !self.listing(node).iter().any(|name| name.starts_with(".stage-"))
             })
         });
     }

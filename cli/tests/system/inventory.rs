@@ -220,3 +220,43 @@ fn only_what_stage_published_is_removed() {
     assert_eq!(drained.exit, 0);
     cluster.run(&["rm", "genome.db", "--from", "targets"]).expect(0);
 }
+
+#[test]
+fn trees_are_listed_verified_and_removed() {
+    let cluster = Cluster::start(3);
+    let refdb = cluster.path("refdb");
+    fs::create_dir(&refdb).unwrap();
+    for (name, size) in [("refdb.nin", 100), ("refdb.nsq", 3 * CHUNK + 7), ("refdb.nal", 0)] {
+        fs::rename(cluster.source(name, size), refdb.join(name)).unwrap();
+    }
+    cluster.push(&refdb, &["--to", "targets"]).expect(0);
+    cluster.wait_clean();
+
+    let ls = cluster.run(&["ls", "--json"]).expect(0);
+    assert_eq!(copies(&ls), of(&[("n1", "ok"), ("n2", "ok")]));
+    let n1 = copy(&ls, "n1");
+    assert_eq!(
+        (&n1["kind"], &n1["bytes"]),
+        (&"tree".into(), &(3 * CHUNK + 107).into())
+    );
+    assert_eq!(n1["path"], cluster.root(1).join("refdb").to_str().unwrap());
+    let digest = text(&n1["sha256"]);
+    assert_eq!(
+        copies(&cluster.run(&["ls", "--digest", &digest, "--json"]).expect(0)).len(),
+        2
+    );
+
+    let inside = cluster.root(2).join("refdb/refdb.nsq");
+    let file = fs::File::options().write(true).open(&inside).unwrap();
+    file.write_all_at(b"damage", CHUNK).unwrap();
+    let verified = cluster.run(&["verify", "refdb", "--json"]).expect(5);
+    assert_eq!(copies(&verified), of(&[("n1", "ok"), ("n2", "damaged")]));
+    assert!(text(&copy(&verified, "n2")["detail"]).contains("refdb/refdb.nsq"));
+
+    let removed = cluster.run(&["rm", "refdb", "--from", "targets"]).expect(5);
+    assert!(removed.stdout.contains("n1: removed"), "{}", removed.stdout);
+    assert!(removed.stderr.contains("n2"), "{}", removed.stderr);
+    assert!(cluster.listing(1).is_empty());
+    cluster.run(&["rm", "refdb", "--from", "n2", "--force"]).expect(0);
+    assert!(cluster.listing(2).is_empty());
+}
