@@ -54,8 +54,8 @@ Examples:
   stage verify                              # everything, everywhere
 
 Every agent hashes its copies again and compares them, chunk by chunk, with what
-was published; of a directory also what is in it. Push a damaged copy again with --if-exists replace: only the
-chunks that differ travel.
+was published; of a directory also what is in it. Push a damaged copy again with
+--if-exists replace: only the chunks that differ travel.
 
 Exit: 0 all are ok; 5 some are not, or some nodes did not answer; 2 bad request;
       3 no coordinator; 1 anything else.")]
