@@ -371,6 +371,9 @@ impl Job {
             }
         }
         let Some(target) = self.target.clone() else { return };
+        if let Err(failure) = target.begin() {
+            return self.end(Outcome::Failed(failure.on(&self.context.node))).await;
+        }
         if self.source.is_none() && self.serving.is_none() {
             let serving = Arc::new(self.context.plane.serve(
                 self.id,

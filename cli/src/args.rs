@@ -176,6 +176,10 @@ pub(crate) struct Push {
     /// Publish only what agrees with the file's line in FILE, as `sha256sum` or `md5sum` writes it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub expect: Option<PathBuf>,
+    /// The payload is a tar (also packed by gzip or zstd): publish the tree that it holds. The tar is kept beside it
+    /// until the job is over
+    #[arg(long, conflicts_with = "expect")]
+    pub unpack: bool,
     /// Return as soon as the job exists, and print its id
     #[arg(long, conflicts_with_all = ["dry_run", "enough"])]
     pub detach: bool,

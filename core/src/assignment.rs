@@ -127,6 +127,8 @@ pub struct TargetSpec {
     pub place: Place,
     /// What to do about other content there.
     pub if_exists: IfExists,
+    /// The payload is a tar, and what it holds is published in its place.
+    pub unpack: bool,
 }
 
 /// The directory of a target.

@@ -56,6 +56,7 @@ impl Push {
                     dir: Vec::new(),
                 },
                 if_exists: IfExists::Fail,
+                unpack: false,
             },
             targets: (1..=targets).map(node).collect(),
             shape: "chain".parse().unwrap(),

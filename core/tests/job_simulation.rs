@@ -162,6 +162,7 @@ impl World {
                     dir: Vec::new(),
                 },
                 if_exists: IfExists::Fail,
+                unpack: false,
             },
             targets: (own..count).map(node).collect(),
             shape: ["auto", "star", "chain", "tree"][dice.below(4) as usize]

@@ -19,6 +19,7 @@
 //! | [`pipe`] | a source that comes through a pipe, spooled while it is sent |
 //! | [`plane`] | the data listener, and the jobs that it serves |
 //! | [`inbound`] | receiving: one parent at a time, fallbacks, streams |
+//! | `unpack` | a tar laid out as a tree while it comes |
 //! | `sparse` | where a file has data, and whether the rest reads as zeros |
 //! | `crash`, `fault` | points at which tests kill the process; what the disk's errors mean |
 //! | [`outbound`] | sending: one queue a hop, and the threads that take from it |
@@ -46,5 +47,6 @@ mod sparse;
 pub mod store;
 mod sync;
 pub mod target;
+mod unpack;
 
 pub use error::TransferError;

@@ -62,6 +62,8 @@ pub struct Store {
     state: Mutex<State>,
     written: AtomicU64,
     writing_nanos: AtomicU64,
+    /// How often chunks were taken back.
+    disowned: AtomicU64,
 }
 
 /// Where the bytes lie.
@@ -170,6 +172,7 @@ impl Store {
             }),
             written: AtomicU64::new(0),
             writing_nanos: AtomicU64::new(0),
+            disowned: AtomicU64::new(0),
         }))
     }
 
@@ -461,8 +464,16 @@ impl Store {
                 }
             }
         }
+        if !chunks.is_empty() {
+            self.disowned.fetch_add(1, Ordering::Release);
+        }
         self.budget.forget(self.owner);
         result
+    }
+
+    /// How often chunks that were here were taken back: what was made of them then is doubted.
+    pub(crate) fn disowned(&self) -> u64 {
+        self.disowned.load(Ordering::Acquire)
     }
 
     /// Nothing of it can be relied on any more.

@@ -42,6 +42,7 @@ use crate::root::{Roots, check_component};
 use crate::store::head::Head;
 use crate::store::map::Map;
 use crate::store::{Bytes, Parts, Store, layout_of};
+use crate::unpack::Unpacking;
 use copy::Copy;
 use intent::Intent;
 pub use publish::{Publication, PublishError};
@@ -68,6 +69,8 @@ pub enum Preparation {
 pub struct Target {
     store: Arc<Store>,
     sites: Vec<Arc<Site>>,
+    /// A tar that is published as what it holds.
+    unpacking: Option<Unpacking>,
     state: PathBuf,
     job: JobId,
     /// Whether it is published, and if so whether it was there already.
@@ -112,18 +115,44 @@ pub fn prepare(
     let before = journal::peek(state, job).filter(|record| record.dir == held.path());
     held.made = held.made.max(before.as_ref().map_or(0, |record| record.made));
     let held = Arc::new(held);
-    let sites = payload
+    let mut sites: Vec<_> = payload
         .units
         .iter()
         .enumerate()
         .map(|(at, unit)| Arc::new(Site::new(held.clone(), &unit.name, unit.kind, job, at)))
         .collect();
+    let mut unpack = None;
+    if spec.unpack {
+        let [unit] = payload.units.as_slice() else {
+            return Err(not_a_tar());
+        };
+        if unit.kind != UnitKind::File {
+            return Err(not_a_tar());
+        }
+        unpack = Some(Arc::new(Site::new(
+            held.clone(),
+            &unit.name,
+            UnitKind::Tree,
+            job,
+            1,
+        )));
+        // The tar itself gets no final name.
+        let unnamed = format!(".stage-{job}-tar");
+        sites = vec![Arc::new(Site::new(
+            held.clone(),
+            unnamed.as_bytes(),
+            UnitKind::File,
+            job,
+            0,
+        ))];
+    }
     let preparing = Preparing {
         roots,
         state,
         job,
         rule: spec.if_exists,
         sites,
+        unpack,
         payload,
         hash,
         budget,
@@ -133,6 +162,14 @@ pub fn prepare(
         preparing.clean_up(matches!(result, Ok(Preparation::Skipped { .. })));
     }
     result
+}
+
+fn not_a_tar() -> Failure {
+    Failure::new(
+        Code::Usage,
+        "only a single file can be unpacked",
+        "push one tar, or leave out --unpack: directories are pushed as they are",
+    )
 }
 
 fn malformed(error: &stage_core::manifest::ManifestError) -> Failure {
@@ -149,6 +186,7 @@ struct Preparing<'a> {
     job: JobId,
     rule: IfExists,
     sites: Vec<Arc<Site>>,
+    unpack: Option<Arc<Site>>,
     payload: &'a Payload,
     hash: ChunkHash,
     budget: &'a Arc<Budget>,
@@ -162,6 +200,25 @@ impl Preparing<'_> {
             .map(|site| site.look())
             .collect::<Result<Vec<_>, _>>()?;
         let ours = self.is_ours();
+        if let Some(site) = &self.unpack
+            && !ours
+        {
+            let seen = site.look()?;
+            match (self.rule, seen) {
+                (_, Seen::Absent) => {}
+                (IfExists::Skip, _) => {
+                    return Ok(Preparation::Skipped {
+                        path: site.shown.clone(),
+                    });
+                }
+                (_, Seen::File(_)) => return Err(site.wrong_kind("a file")),
+                (_, Seen::Other(kind)) => return Err(site.wrong_kind(kind)),
+                (IfExists::Fail, _) => {
+                    return Err(site.exists("and cannot be compared with what a tar holds"));
+                }
+                (IfExists::Replace, _) => {}
+            }
+        }
         if !ours && self.rule == IfExists::Skip && !seen.iter().any(|seen| matches!(seen, Seen::Absent)) {
             return Ok(Preparation::Skipped {
                 path: self.sites[0].shown.clone(),
@@ -216,8 +273,12 @@ impl Preparing<'_> {
             budget: self.budget.clone(),
         })?;
         let target = Target {
+            unpacking: self
+                .unpack
+                .as_ref()
+                .map(|site| Unpacking::new(store.clone(), site.clone())),
             store,
-            sites: self.sites.clone(),
+            sites: self.sites.iter().chain(&self.unpack).cloned().collect(),
             state: self.state.to_owned(),
             job: self.job,
             published: Mutex::new(published),
@@ -267,7 +328,7 @@ impl Preparing<'_> {
 
     /// Leaves nothing of a target that is not ready, unless it is an earlier run's partial that may yet be of use.
     fn clean_up(&self, skipped: bool) {
-        for site in &self.sites {
+        for site in self.sites.iter().chain(&self.unpack) {
             if skipped && let Err(failure) = site.remove_partial() {
                 tracing::warn!("{failure}");
             }
@@ -316,7 +377,18 @@ impl Preparing<'_> {
 impl Target {
     /// The final path, as text fit for a terminal: of several units their directory's.
     pub fn path(&self) -> String {
-        self.copy().shown()
+        match self.sites.last() {
+            Some(site) if self.unpacking.is_some() => site.shown.clone(),
+            _ => self.copy().shown(),
+        }
+    }
+
+    /// Begins to lay out a tar that is to be unpacked; does nothing for any other payload.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub fn begin(&self) -> Result<(), Failure> {
+        self.unpacking.as_ref().map_or(Ok(()), Unpacking::start)
     }
 
     /// Whether an older copy stands there, which may prove to be the same content.
@@ -350,6 +422,10 @@ impl Target {
     /// # Errors
     /// The state directory cannot be written. The copy is published all the same.
     pub fn note(&self, index: &Index, fin: &Final) -> Result<(), Failure> {
+        if self.unpacking.is_some() {
+            // What a tar held has no chunks of its own to be held against.
+            return Ok(());
+        }
         let map = self.store.map()?;
         for (at, (site, unit)) in self.sites.iter().zip(self.copy().published()).enumerate() {
             let Some((file, already)) = unit.map_err(|e| site.fault(e, "looking at the copy"))? else {
@@ -383,6 +459,9 @@ impl Target {
     /// # Errors
     /// Something of it could not be removed.
     pub fn discard(self) -> Result<(), Failure> {
+        if let Some(unpacking) = &self.unpacking {
+            unpacking.stop();
+        }
         if !self.is_published() {
             self.copy().stop_reserving();
             // Whoever still holds the store must not hold the space.
@@ -400,7 +479,11 @@ impl Target {
     /// Nobody needs the job here any more: the journal goes, and partials that were never published. What is published
     /// stays, and goes on being served as long as its store is held.
     pub fn release(self) {
-        if !self.is_published() {
+        if let Some(unpacking) = &self.unpacking {
+            unpacking.stop();
+        }
+        // A tar that was unpacked has done its service.
+        if !self.is_published() || self.unpacking.is_some() {
             self.copy().remove_partials();
             remove_generations(&self.sites, &self.state, self.job);
         }

@@ -114,6 +114,7 @@ fn request(push: &Push, named: &Named<'_>) -> Result<v1::SubmitRequest, Error> {
             Unfit::Fail => v1::UnfitRule::Fail,
         }
         .into(),
+        unpack: push.unpack,
         wait_for_seconds: push.wait_for.as_secs(),
         expect: expect.iter().map(Into::into).collect(),
         dest: dest(push.dest.as_deref())?,

@@ -35,6 +35,7 @@ pub(crate) struct Submit {
     pub(crate) limit: Option<Rate>,
     pub(crate) source_limit: Option<Rate>,
     pub(crate) if_exists: IfExists,
+    pub(crate) unpack: bool,
     pub(crate) unfit: UnfitRule,
     /// `None`: the usual time.
     pub(crate) wait_for: Option<Duration>,
@@ -135,6 +136,7 @@ pub(super) fn draft(
         target: TargetSpec {
             place,
             if_exists: submit.if_exists,
+            unpack: submit.unpack,
         },
         paths,
         walk: submit.walk,
@@ -317,6 +319,7 @@ some = "n[1-2]"
             limit: None,
             source_limit: None,
             if_exists: IfExists::Fail,
+            unpack: false,
             unfit: UnfitRule::Wait,
             wait_for: None,
             expect: Vec::new(),

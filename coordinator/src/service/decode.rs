@@ -79,6 +79,7 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
         },
         limit: limit(wire.limit_bytes_per_second),
         source_limit: limit(wire.source_limit_bytes_per_second),
+        unpack: wire.unpack,
         if_exists: match v1::IfExists::try_from(wire.if_exists) {
             Ok(v1::IfExists::Unspecified) => Default::default(),
             _ => if_exists(wire.if_exists)?,

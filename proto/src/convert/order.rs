@@ -52,6 +52,7 @@ impl From<&TargetSpec> for v1::TargetSpec {
             dir,
             absolute,
             if_exists: v1::IfExists::from(spec.if_exists).into(),
+            unpack: spec.unpack,
         }
     }
 }
@@ -63,6 +64,7 @@ impl TryFrom<&v1::TargetSpec> for TargetSpec {
         Ok(Self {
             place,
             if_exists: if_exists(wire.if_exists)?,
+            unpack: wire.unpack,
         })
     }
 }

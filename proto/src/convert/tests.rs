@@ -50,6 +50,7 @@ fn run() -> Run {
                 dir: b"db".to_vec(),
             },
             if_exists: IfExists::Replace,
+            unpack: true,
         }),
         parents: vec![Peer {
             node: "n0".parse().unwrap(),

@@ -88,7 +88,7 @@ impl Laying {
         for (at, site) in copy.sites.iter().enumerate() {
             let len = map.entries()[from..]
                 .iter()
-                .take_while(|entry| entry.unit() == site.name)
+                .take_while(|entry| entry.unit() == self.payload.units[at].name)
                 .count();
             let range = from as u32..(from + len) as u32;
             from += len;
@@ -179,9 +179,17 @@ impl Laying {
             phase: Phase::Receiving,
             doubt: false,
             dir: held.path(),
-            units: copy.sites.len() as u16,
-            names: if copy.sites.iter().map(|site| site.name.len() + 8).sum::<usize>() < NAMES {
-                copy.sites.iter().map(|site| site.name.clone()).collect()
+            // One more for what a tar is unpacked into.
+            units: copy.sites.len() as u16 + 1,
+            names: if self
+                .payload
+                .units
+                .iter()
+                .map(|unit| unit.name.len() + 8)
+                .sum::<usize>()
+                < NAMES
+            {
+                self.payload.units.iter().map(|unit| unit.name.clone()).collect()
             } else {
                 Vec::new()
             },

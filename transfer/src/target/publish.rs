@@ -17,12 +17,13 @@ use super::intent::Intent;
 use super::lay::chunks_of;
 use super::old::{Kin, Old};
 use super::reserve;
-use super::site::Seen;
+use super::site::{Seen, Site};
 use super::tree::Tree;
 use crate::crash::crash_point;
 use crate::fault;
 use crate::journal::{FileState, Phase};
 use crate::store::map::{Map, size_of};
+use crate::unpack::Unpacking;
 
 /// What [`Target::publish`] did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +86,9 @@ impl Target {
 
     /// Gives every unit its final name; `true` if all stood there already.
     fn place(&self, root: &RootDigest) -> Result<bool, PublishError> {
+        if let (Some(unpacking), Some(site)) = (&self.unpacking, self.sites.last()) {
+            return self.place_unpacked(unpacking, site, root);
+        }
         let copy = self.copy();
         let map = self.store.map().map_err(PublishError::Failed)?;
         let laid = copy.laid.get().expect("a complete target is laid out");
@@ -146,6 +150,64 @@ impl Target {
                 tracing::warn!("{failure}");
             }
         }
+        self.finish()?;
+        Ok(false)
+    }
+
+    /// Gives what a tar holds its final name; never was it there already.
+    fn place_unpacked(
+        &self,
+        unpacking: &Unpacking,
+        site: &Site,
+        root: &RootDigest,
+    ) -> Result<bool, PublishError> {
+        let copy = self.copy();
+        self.check_place(copy)?;
+        let fail = |doing: &str| {
+            let doing = doing.to_owned();
+            move |e: Errno| PublishError::Failed(site.fault(e, &doing))
+        };
+        let before = Intent::read(&self.state, self.job).and_then(|intent| {
+            let inode = intent.inodes.last().copied().flatten()?;
+            (intent.root == *root).then(|| site.generation_of(inode, root))?
+        });
+        let generation = match before {
+            // An earlier run died after it had made it.
+            Some(generation) => generation,
+            None => {
+                let dir = unpacking.finish().map_err(PublishError::Failed)?;
+                rustix::fs::syncfs(&dir).map_err(fail("making the copy durable"))?;
+                let stat = rustix::fs::fstat(&dir).map_err(fail("looking at the tree"))?;
+                let intent = Intent {
+                    root: *root,
+                    inodes: vec![None, Some((stat.st_dev, stat.st_ino))],
+                    units: vec![(false, b"-".to_vec()), (true, site.name.clone())],
+                };
+                intent
+                    .write(&self.state, self.job)
+                    .map_err(PublishError::Failed)?;
+                let table = self.store.table();
+                table
+                    .update(|record| record.phase = Phase::Intent)
+                    .and_then(|()| table.sync())
+                    .map_err(PublishError::Failed)?;
+                crash_point!("before_rename");
+                site.make_generation(root).map_err(fail("keeping the tree"))?
+            }
+        };
+        crash_point!("after_generation");
+        if !matches!(site.generation_now(), Ok(Some(now)) if now == generation) {
+            match site.switch(&generation, copy.rule == IfExists::Replace, self.job) {
+                Ok(_) => {}
+                Err(Errno::EXIST) => {
+                    return Err(PublishError::Unfit(
+                        site.exists("now: somebody put it there during the transfer"),
+                    ));
+                }
+                Err(e) => return Err(fail("giving the tree its final name")(e)),
+            }
+        }
+        crash_point!("after_rename");
         self.finish()?;
         Ok(false)
     }

@@ -64,7 +64,7 @@ impl Site {
         }
     }
 
-    pub(super) fn fault(&self, errno: Errno, doing: &str) -> Failure {
+    pub(crate) fn fault(&self, errno: Errno, doing: &str) -> Failure {
         fault::of(errno, doing, &self.shown)
     }
 
@@ -200,16 +200,33 @@ impl Site {
     }
 
     /// Makes the partial directory anew, which nobody else may enter.
-    pub(super) fn create_tree(&self) -> Result<OwnedFd, Failure> {
+    pub(crate) fn create_tree(&self) -> Result<OwnedFd, Failure> {
         self.remove_partial()?;
         rustix::fs::mkdirat(self.held.fd(), &self.partial, Mode::RWXU)
             .and_then(|()| self.open_dir(self.partial.as_bytes()))
             .map_err(|e| self.fault(e, "making the partial directory"))
     }
 
+    /// The one directory that the partial directory holds takes its place.
+    pub(crate) fn raise(&self, only: &[u8]) -> rustix::io::Result<OwnedFd> {
+        let dir = self.held.fd();
+        let aside = format!("{}.top", self.partial);
+        super::tree::remove(dir, aside.as_bytes())?;
+        let inner = [self.partial.as_bytes(), b"/", only].concat();
+        rustix::fs::renameat(dir, inner.as_slice(), dir, &aside)?;
+        rustix::fs::unlinkat(dir, &self.partial, AtFlags::REMOVEDIR)?;
+        rustix::fs::renameat(dir, &aside, dir, &self.partial)?;
+        self.open_dir(self.partial.as_bytes())
+    }
+
     /// Removes the partial, if there is one.
     pub(super) fn remove_partial(&self) -> Result<(), Failure> {
+        let aside = format!("{}.top", self.partial);
         super::tree::remove(self.held.fd(), self.partial.as_bytes())
+            .and_then(|()| match self.kind {
+                UnitKind::File => Ok(()),
+                UnitKind::Tree => super::tree::remove(self.held.fd(), aside.as_bytes()),
+            })
             .map_err(|e| self.fault(e, "removing the partial"))
     }
 

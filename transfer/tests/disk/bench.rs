@@ -74,6 +74,7 @@ impl Bench {
                     dir: b"db".to_vec(),
                 },
                 if_exists: IfExists::Fail,
+                unpack: false,
             },
         }
     }

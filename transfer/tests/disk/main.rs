@@ -15,3 +15,4 @@ mod life;
 mod locate;
 mod places;
 mod present;
+mod unpack;

@@ -262,6 +262,7 @@ impl Bench {
                 dir: Vec::new(),
             },
             if_exists,
+            unpack: false,
         };
         prepare(
             &node.roots,

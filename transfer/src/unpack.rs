@@ -1,0 +1,160 @@
+//! `--unpack`: a tar that is laid out as a tree while it comes.
+//!
+//! A thread reads the payload's chunks in their order, as soon as each is here, and writes what the tar holds into a
+//! directory that nobody else may enter. When FINAL is known and all of the payload agrees with it, that directory
+//! becomes a generation like any other tree. The tar itself stays beside it, unnamed, for as long as others may ask for its
+//! chunks.
+
+mod entries;
+mod order;
+
+use std::io::{self, BufRead as _, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use stage_core::failure::{Code, Failure};
+
+use crate::store::Store;
+use crate::target::site::Site;
+use order::InOrder;
+
+/// What the thread reads ahead of what it has laid out.
+const AHEAD: usize = 256 << 10;
+
+/// A tar being laid out.
+#[derive(Debug)]
+pub(crate) struct Unpacking {
+    store: Arc<Store>,
+    site: Arc<Site>,
+    work: Mutex<Option<Work>>,
+}
+
+#[derive(Debug)]
+struct Work {
+    order: Arc<order::Shared>,
+    thread: JoinHandle<Result<OwnedFd, Failure>>,
+    /// How often chunks that were here had been disowned when it began: what was laid out of them is doubted.
+    disowned: u64,
+}
+
+impl Unpacking {
+    pub(crate) fn new(store: Arc<Store>, site: Arc<Site>) -> Self {
+        Self {
+            store,
+            site,
+            work: Mutex::new(None),
+        }
+    }
+
+    /// Begins to lay out what has come and what will come; again it does nothing.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn start(&self) -> Result<(), Failure> {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        if work.is_none() {
+            *work = Some(self.begin()?);
+        }
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<Work, Failure> {
+        let disowned = self.store.disowned();
+        let order = InOrder::new(&self.store);
+        let shared = order.shared().clone();
+        let site = self.site.clone();
+        let thread = std::thread::Builder::new()
+            .name("unpack".into())
+            .spawn(move || lay_out(&site, order))
+            .map_err(|e| crate::fault::of_std(&e, "starting a thread", &self.site.shown))?;
+        Ok(Work {
+            order: shared,
+            thread,
+            disowned,
+        })
+    }
+
+    /// Waits until all is laid out; the payload must be complete. Gives the directory.
+    ///
+    /// # Errors
+    /// It is no tar, holds what cannot be laid out, or the disk's.
+    pub(crate) fn finish(&self) -> Result<OwnedFd, Failure> {
+        let mut held = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let work = match held.take() {
+                Some(work) => work,
+                None => self.begin()?,
+            };
+            let disowned = work.disowned;
+            let dir = work.thread.join().unwrap_or_else(|_| {
+                Err(Failure::new(
+                    Code::Internal,
+                    "laying out the tar panicked",
+                    "report this as a bug of stage",
+                ))
+            })?;
+            if disowned == self.store.disowned() {
+                return Ok(dir);
+            }
+            // Some chunk was another one when it was laid out.
+        }
+    }
+
+    /// Ends the thread, whatever it has done.
+    pub(crate) fn stop(&self) {
+        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(work) = work {
+            work.order.stop();
+            // What it says is of no interest any more.
+            drop(work.thread.join());
+        }
+    }
+}
+
+impl Drop for Unpacking {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn lay_out(site: &Site, order: InOrder) -> Result<OwnedFd, Failure> {
+    let stopped = order.shared().clone();
+    let dir = site.create_tree()?;
+    let fail = |e: &io::Error| {
+        if stopped.is_stopped() {
+            return Failure::new(Code::Cancelled, "the transfer was stopped", "");
+        }
+        match e.raw_os_error() {
+            Some(_) => crate::fault::of_std(e, "laying out the tar", &site.shown),
+            None => Failure::new(
+                Code::SourceKind,
+                format!("the payload cannot be unpacked: {e}"),
+                "push a tar, also packed by gzip or zstd, or leave out --unpack",
+            )
+            .at(site.shown.clone()),
+        }
+    };
+    let mut input = BufReader::with_capacity(AHEAD, order);
+    let mut plain = opened(&mut input).map_err(|e| fail(&e))?;
+    let top = entries::lay_out(&dir, &mut plain).map_err(|e| fail(&e))?;
+    // To the very end: what follows a tar's end belongs to it, and a packed one is checked by its own sum there.
+    io::copy(&mut plain, &mut io::sink()).map_err(|e| fail(&e))?;
+    match top {
+        // One directory that holds all is the tree itself.
+        Some(top) => site.raise(&top).map_err(|e| site.fault(e, "laying out the tar")),
+        None => Ok(dir),
+    }
+}
+
+/// The tar's own bytes, whatever they are packed by.
+fn opened<'r>(input: &'r mut BufReader<InOrder>) -> io::Result<Box<dyn Read + 'r>> {
+    let start = input.fill_buf()?;
+    Ok(if start.starts_with(&[0x1f, 0x8b]) {
+        Box::new(flate2::bufread::MultiGzDecoder::new(input))
+    } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        Box::new(zstd::Decoder::with_buffer(input)?)
+    } else {
+        Box::new(input)
+    })
+}

@@ -1,0 +1,222 @@
+//! What a tar holds, laid out below a directory and nowhere else.
+//!
+//! A tar may name any path and any link. So each name is taken apart here, its directories are opened without following
+//! any link, and only files, directories and links are made; of modes, only permissions.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+use tar::{Archive, EntryType};
+
+/// What a directory gets when all in it is made.
+struct Dress {
+    path: Vec<u8>,
+    mode: Mode,
+    times: Timestamps,
+}
+
+/// Lays out a tar below `dir`. Gives the name of the one directory that holds all of it, if there is one.
+///
+/// # Errors
+/// The disk's; or what the tar holds cannot be laid out.
+pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read) -> io::Result<Option<Vec<u8>>> {
+    let mut archive = Archive::new(tar);
+    let mut dirs: Vec<Dress> = Vec::new();
+    let mut tops: Vec<Vec<u8>> = Vec::new();
+    let mut any = false;
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        any = true;
+        let kind = entry.header().entry_type();
+        let path = plain(&entry.path_bytes())?;
+        let mode = Mode::from_raw_mode(entry.header().mode()? & 0o777);
+        let times = times(&mut entry)?;
+        let Some((name, above)) = path.split_last() else {
+            // The top itself, as "./".
+            dirs.push(Dress {
+                path: Vec::new(),
+                mode,
+                times,
+            });
+            continue;
+        };
+        if !tops.contains(&path[0]) && tops.len() < 2 {
+            tops.push(path[0].clone());
+        }
+        let parent = reach(dir, above)?;
+        match kind {
+            EntryType::Directory => {
+                match rustix::fs::mkdirat(&parent, name.as_slice(), Mode::RWXU) {
+                    Err(Errno::EXIST) => {}
+                    other => other?,
+                }
+                dirs.push(Dress {
+                    path: path.join(&b'/'),
+                    mode,
+                    times,
+                });
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                make_room(&parent, name)?;
+                let flags =
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let file = rustix::fs::openat(&parent, name.as_slice(), flags, Mode::RUSR | Mode::WUSR)?;
+                let mut file = File::from(file);
+                let wanted = entry.size();
+                if io::copy(&mut entry, &mut file)? != wanted {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+                }
+                rustix::fs::fchmod(&file, mode)?;
+                rustix::fs::futimens(&file, &times)?;
+            }
+            EntryType::Symlink => {
+                make_room(&parent, name)?;
+                let to = entry.link_name_bytes().unwrap_or_default();
+                rustix::fs::symlinkat(to.as_ref(), &parent, name.as_slice())?;
+                rustix::fs::utimensat(&parent, name.as_slice(), &times, AtFlags::SYMLINK_NOFOLLOW)?;
+            }
+            EntryType::Link => {
+                make_room(&parent, name)?;
+                let to = plain(&entry.link_name_bytes().unwrap_or_default())?;
+                let Some((first, above)) = to.split_last() else {
+                    return Err(refused("a hard link leads nowhere", &entry.path_bytes()));
+                };
+                let other = reach(dir, above)?;
+                rustix::fs::linkat(
+                    &other,
+                    first.as_slice(),
+                    &parent,
+                    name.as_slice(),
+                    AtFlags::empty(),
+                )?;
+            }
+            _ => {
+                return Err(refused(
+                    "it holds a device, a socket or the like",
+                    &entry.path_bytes(),
+                ));
+            }
+        }
+    }
+    if !any {
+        return Err(io::Error::other("it holds nothing, or is no tar"));
+    }
+    // From within, since what is made in a directory changes its time.
+    dirs.sort_by(|one, other| other.path.cmp(&one.path));
+    for dress in &dirs {
+        let opened = open_dir(dir, if dress.path.is_empty() { b"." } else { &dress.path })?;
+        rustix::fs::fchmod(&opened, dress.mode)?;
+        rustix::fs::futimens(&opened, &dress.times)?;
+    }
+    let only = match tops.as_slice() {
+        [only] if open_dir(dir, only).is_ok() => Some(only.clone()),
+        _ => None,
+    };
+    Ok(only)
+}
+
+fn refused(why: &str, path: &[u8]) -> io::Error {
+    io::Error::other(format!("{why}: {}", stage_core::failure::show_path(path)))
+}
+
+/// The names of a path, none of which leads out.
+fn plain(path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    if path.first() == Some(&b'/') {
+        return Err(refused("a path is absolute", path));
+    }
+    path.split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+        .map(|name| {
+            if name == b".." {
+                return Err(refused("a path leads out of the tar", path));
+            }
+            if name.len() > 255 || name.contains(&0) {
+                return Err(refused("a name is none of a file", path));
+            }
+            Ok(name.to_vec())
+        })
+        .collect()
+}
+
+fn open_dir(dir: &OwnedFd, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    rustix::fs::openat2(dir, path, flags, Mode::empty(), resolve)
+}
+
+/// The directory of these names, made as far as it is missing.
+fn reach(dir: &OwnedFd, names: &[Vec<u8>]) -> io::Result<OwnedFd> {
+    if names.is_empty() {
+        return dir.try_clone();
+    }
+    match open_dir(dir, &names.join(&b'/')) {
+        Err(Errno::NOENT) => {}
+        Err(Errno::LOOP | Errno::NOTDIR) => {
+            return Err(refused(
+                "a path goes through what is no directory",
+                &names.join(&b'/'),
+            ));
+        }
+        other => return Ok(other?),
+    }
+    for end in 1..=names.len() {
+        let parent = match end {
+            1 => dir.try_clone()?,
+            _ => open_dir(dir, &names[..end - 1].join(&b'/'))?,
+        };
+        match rustix::fs::mkdirat(
+            parent.as_fd(),
+            names[end - 1].as_slice(),
+            Mode::from_raw_mode(0o755),
+        ) {
+            Err(Errno::EXIST) => {}
+            other => other?,
+        }
+    }
+    Ok(open_dir(dir, &names.join(&b'/'))?)
+}
+
+/// A later entry of a path takes the place of an earlier one, unless that is a directory.
+fn make_room(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// The modification time, to the nanosecond where the tar tells it.
+fn times<R: Read>(entry: &mut tar::Entry<'_, R>) -> io::Result<Timestamps> {
+    let mut seconds = entry.header().mtime()?.cast_signed();
+    let mut nanos = 0;
+    if let Some(extensions) = entry.pax_extensions()? {
+        for extension in extensions
+            .flatten()
+            .filter(|extension| extension.key_bytes() == b"mtime")
+        {
+            let text = extension.value().unwrap_or_default();
+            let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+            if let Ok(whole) = whole.parse::<i64>() {
+                seconds = whole;
+                let digits: String = part.chars().chain("000000000".chars()).take(9).collect();
+                nanos = digits.parse().unwrap_or(0);
+                if text.starts_with('-') && nanos > 0 {
+                    seconds -= 1;
+                    nanos = 1_000_000_000 - nanos;
+                }
+            }
+        }
+    }
+    Ok(Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: rustix::fs::UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanos,
+        },
+    })
+}
