@@ -122,6 +122,7 @@ impl Node {
         let spec = TargetSpec {
             place: self.place(),
             if_exists: IfExists::Replace,
+            unpack: false,
         };
         let budget = Budget::new(ByteCount(4 * CHUNK));
         let prepared = prepare(
