@@ -48,6 +48,9 @@ pub use tie::Tie;
 /// How late a stop is seen by whoever waits for something else.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long stopping waits for a read that hangs.
+const LEAVE: Duration = Duration::from_secs(2);
+
 /// What a pipe's source sends.
 #[derive(Debug)]
 pub struct PipeConfig {
@@ -266,13 +269,23 @@ impl Pipe {
         }
     }
 
-    /// Stops reading and serving, and waits until no thread is left.
+    /// Stops reading and serving, and waits until no thread is left. One that hangs in a read of somebody's file (a pipe
+    /// cannot do that to it, a file system of the user's own can) is left behind: it ends when that read does.
     pub async fn stop(&self) {
         self.halt();
         let threads = std::mem::take(&mut *lock(&self.threads));
-        let joined = tokio::task::spawn_blocking(move || threads.into_iter().all(|t| t.join().is_ok()));
-        if !matches!(joined.await, Ok(true)) {
-            tracing::error!("a thread of a stream panicked");
+        let until = tokio::time::Instant::now() + LEAVE;
+        while !threads.iter().all(JoinHandle::is_finished) {
+            if tokio::time::Instant::now() >= until {
+                tracing::warn!(job = %self.shared.served.job, "a read of a stream hangs; it is left behind");
+                break;
+            }
+            tokio::time::sleep(LOOK / 10).await;
+        }
+        for thread in threads.into_iter().filter(JoinHandle::is_finished) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of a stream panicked");
+            }
         }
     }
 

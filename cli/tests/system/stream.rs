@@ -225,3 +225,29 @@ fn what_cannot_be_is_said_before_anything_is_read() {
         "no job was made"
     );
 }
+
+#[test]
+fn a_pipe_outlives_its_relay_and_the_coordinator() {
+    let mut cluster = Cluster::start(3);
+    let source = cluster.source("refdb.tar", 12 * CHUNK + 9);
+    let bytes = fs::read(&source).unwrap();
+    let mut push = Push::start(
+        &cluster,
+        &["--as", "refdb.tar", "--to", "n1,n2", "--shape", "chain"],
+    );
+    push.write(&bytes[..6 << 20]);
+    cluster.wait_for("bytes at the end of the chain", || partial(&cluster, 2) >= CHUNK);
+    // n2 goes on with the source, from the spool where it lags.
+    cluster.kill_agent(1);
+    push.write(&bytes[6 << 20..10 << 20]);
+    cluster.wait_for("n2 to go on", || partial(&cluster, 2) >= 9 * CHUNK);
+    cluster.kill_coordinator();
+    cluster.start_agent(1);
+    push.write(&bytes[10 << 20..]);
+    cluster.start_coordinator();
+    // n1 goes on with what it has kept, and both learn of the end.
+    let ran = push.end().expect(0);
+    assert_eq!(ran.last()["bytes"], 12 * CHUNK + 9);
+    cluster.assert_published(1..3, &source);
+    cluster.wait_clean();
+}
