@@ -396,7 +396,7 @@ mod tests {
             size: ByteCount(9),
             data: Data::Runs(runs),
         };
-        for bad in [vec![1..3, 3..4], vec![5..6, 1..2], vec![1..10], vec![0..9; 1]] {
+        for bad in [vec![1..3, 3..4], vec![5..6, 1..2], vec![1..10; 1], vec![0..9; 1]] {
             // Where one run begins before the last one ended there is no encoding at all.
             if bad.is_sorted_by_key(|run| run.start) {
                 refused(&|m| m.entries[5].kind = runs(bad.clone()));
