@@ -82,9 +82,9 @@ pub(crate) fn insecure_anywhere() -> bool {
 /// What stage can do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Send a file to many nodes
+    /// Send files and directories to many nodes
     Push(Box<Push>),
-    /// Show who would get a file from whom, and how long it would take
+    /// Show who would get it from whom, and how long it would take
     Plan(Plan),
     /// Show jobs, or one job
     Status(Status),
@@ -129,8 +129,28 @@ Examples:
   stage push genome.db --to all-compute
   stage push genome.db --to 'all-compute,!compute[005-006]' --dest scratch:db
   stage push genome.db --to all-compute --if-exists replace
+  stage push refdb more.fa --to gpu --exclude '*.tmp' --exclude old/
   stage push model.bin --to \"$SLURM_JOB_NODELIST\" --json
   tar c refdb | stage push - --as refdb.tar --to all-compute
+
+A directory is sent with all it holds: files, directories (empty ones too),
+symbolic links as links, hard links as hard links, holes as holes, permissions
+and times; of owners, setuid bits and device files nothing. It appears on a node
+at once and whole. refdb and refdb/ mean the same, unlike with rsync. A PATH that
+is a link itself is followed; --follow does so with all links, and refuses those
+that lead in a circle or nowhere.
+
+GLOBs are about what directories hold, not about PATHs. * and ? stay within a
+name, ** spans directories, [ab] and {a,b} are choices, \\ takes the next
+character as it is. A GLOB without / is held against each name, one with / against
+the path below PATH (/x: right below it); x/ is a directory only. What --exclude
+matches is left out, a directory with all it holds. With --include only what one
+of them matches is sent, a directory with all it holds, and the directories on
+the way to it; --exclude goes before --include.
+
+--expect of one file takes the line of its name. Of a directory each line must
+name a file of the push (by its path below PATH, or with PATH's name first); what
+no line names is sent unchecked.
 
 A pipe (-) is sent while it comes; its length need not be known. This node's
 agent reads it. Whatever happens before its end was seen (a read error, the end
@@ -142,10 +162,10 @@ Exit: 0 every target has it; 2 bad request; 3 no coordinator;
       4 refused before a byte moved; 5 some have it; 6 none has it;
       7 cancelled; 130 Ctrl-C (the job goes on); 1 anything else.")]
 pub(crate) struct Push {
-    /// The file to send, on the source's node (one for now), or - for the standard input
-    #[arg(value_name = "PATH", required = true, num_args = 1.., value_hint = ValueHint::FilePath)]
+    /// Files and directories to send, on the source's node, or - for the standard input
+    #[arg(value_name = "PATH", required = true, num_args = 1.., value_hint = ValueHint::AnyPath)]
     pub paths: Vec<PathBuf>,
-    /// The name that it shall have [default: PATH's last part]; needed with -
+    /// The name that the one PATH shall have [default: its last part]; needed with -
     #[arg(long = "as", value_name = "NAME")]
     pub name: Option<OsString>,
     /// Who shall have it: groups, nodes, hostlists, exclusions
@@ -157,6 +177,9 @@ pub(crate) struct Push {
     /// Where it shall lie: ROOT:DIR, or an absolute directory that lies in a root [default: the first root]
     #[arg(long, value_name = "DIR")]
     pub dest: Option<OsString>,
+    /// What of directories is sent
+    #[command(flatten)]
+    pub selection: Selection,
     /// How the bytes travel
     #[command(flatten)]
     pub travel: Travel,
@@ -173,7 +196,7 @@ pub(crate) struct Push {
     /// Return once so many of the targets have it; the rest goes on
     #[arg(long, value_name = "N%", value_parser = parse_percent)]
     pub enough: Option<f64>,
-    /// Publish only what agrees with the file's line in FILE, as `sha256sum` or `md5sum` writes it
+    /// Publish only if the files agree with their lines in FILE, as `sha256sum` or `md5sum` writes it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub expect: Option<PathBuf>,
     /// The payload is a tar (also packed by gzip or zstd): publish the tree that it holds. The tar is kept beside it
@@ -192,6 +215,23 @@ pub(crate) struct Push {
     /// Print nothing but errors
     #[arg(short, long, conflicts_with = "json")]
     pub quiet: bool,
+}
+
+/// What of directories is sent.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Selection {
+    /// Send what symbolic links lead to, not the links
+    #[arg(long)]
+    pub follow: bool,
+    /// Send extended attributes (user.*) and POSIX ACLs too
+    #[arg(long)]
+    pub xattrs: bool,
+    /// Of directories send only what matches; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub include: Vec<String>,
+    /// Leave out what matches; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub exclude: Vec<String>,
 }
 
 /// How the bytes travel.
@@ -264,8 +304,8 @@ Without any daemon:
   stage plan --topology topology.toml --from head --to all-compute \\
         --size '100 GiB' --simulate --fail compute007@30s")]
 pub(crate) struct Plan {
-    /// The file that would be sent
-    #[arg(value_name = "PATH", required_unless_present = "topology", value_hint = ValueHint::FilePath)]
+    /// The file or directory that would be sent
+    #[arg(value_name = "PATH", required_unless_present = "topology", value_hint = ValueHint::AnyPath)]
     pub path: Option<PathBuf>,
     /// Plan from this file alone, without coordinator
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "from")]

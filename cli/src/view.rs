@@ -148,6 +148,8 @@ pub(crate) struct Job {
     pub sha256: Option<String>,
     /// The function by which it agrees with the digest that was expected, once that is known.
     pub agrees: Option<String>,
+    /// How many files agree with it.
+    pub agreeing: u32,
     /// How far the SHA-256 has come.
     pub sha256_bytes: ByteCount,
     /// What the source read.
@@ -270,6 +272,7 @@ impl TryFrom<v1::JobView> for Job {
             elapsed: time(wire.seconds),
             sha256: (!wire.sha256.is_empty()).then_some(wire.sha256),
             agrees: (!wire.agrees.is_empty()).then_some(wire.agrees),
+            agreeing: wire.agreeing,
             sha256_bytes: ByteCount(wire.sha256_bytes),
             source_bytes_read: ByteCount(wire.source_bytes_read),
             source_bytes_sent: ByteCount(wire.source_bytes_sent),
@@ -419,6 +422,7 @@ pub(crate) mod samples {
             elapsed: Duration::from_millis(4000),
             sha256: None,
             agrees: None,
+            agreeing: 0,
             sha256_bytes: ByteCount(1 << 29),
             source_bytes_read: ByteCount(1 << 29),
             source_bytes_sent: ByteCount(1 << 29),

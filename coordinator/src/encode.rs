@@ -19,6 +19,7 @@ pub(crate) fn job(view: &JobView) -> v1::JobView {
         seconds: view.took.as_secs_f64(),
         sha256: view.sha256.map(|digest| digest.to_string()).unwrap_or_default(),
         agrees: view.agrees.unwrap_or_default().to_owned(),
+        agreeing: count(view.agreeing),
         sha256_bytes: view.sha256_bytes,
         source_bytes_read: view.source_bytes_read,
         source_bytes_sent: view.source_bytes_sent,

@@ -44,8 +44,10 @@ pub use error::Error;
 
 use driver::Driver;
 
-/// Requests larger than this are not read.
+/// What agents say is not read if it is larger than this.
 const MESSAGE_LIMIT: usize = 1 << 20;
+/// What an operator asks may hold a list of digests.
+const REQUEST_LIMIT: usize = 4 << 20;
 /// Calls that one connection may have open at once.
 const CALLS: u32 = 64;
 /// How long open calls may go on after a stop.
@@ -159,7 +161,7 @@ impl Coordinator {
             .http2_max_header_list_size(8 << 10)
             .add_service(
                 OperatorServer::new(service.clone())
-                    .max_decoding_message_size(MESSAGE_LIMIT)
+                    .max_decoding_message_size(REQUEST_LIMIT)
                     .max_encoding_message_size(usize::MAX),
             )
             .add_service(

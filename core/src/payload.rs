@@ -18,6 +18,11 @@ const STREAM_GUESS: ByteCount = ByteCount(64 << 30);
 /// A payload has at most so many units, so that their names fit into a message.
 pub const MAX_UNITS: usize = 256;
 
+/// `--expect` has at most so many lines, and [`MAX_EXPECT_BYTES`] of paths, so that they fit into a message.
+pub const MAX_EXPECT: usize = 20_000;
+/// Bytes of all the paths of `--expect` together.
+pub const MAX_EXPECT_BYTES: usize = 2 << 20;
+
 /// A payload without its manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Payload {
@@ -208,6 +213,11 @@ impl Payload {
         } else {
             self.travels()
         }
+    }
+
+    /// Whether it is one file, and no tree.
+    pub fn is_single_file(&self) -> bool {
+        matches!(self.units.as_slice(), [only] if only.kind == UnitKind::File)
     }
 
     /// Whether two units have one name, which no directory can hold.

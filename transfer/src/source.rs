@@ -37,7 +37,6 @@ use crate::plane::DataPlane;
 use crate::store::Store;
 use crate::sync::lock;
 
-pub use expect::MAX_EXPECT;
 use expect::Wanted;
 use files::Files;
 use look::paths_shown;

@@ -14,6 +14,7 @@ mod plan;
 mod push;
 mod source;
 mod status;
+mod sums;
 mod topology;
 
 use clap::Parser as _;

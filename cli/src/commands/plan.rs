@@ -1,7 +1,10 @@
 //! `stage plan`: from a topology file alone, or by the coordinator with what its agents report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use stage_core::failure::{Code, Failure};
 use stage_core::plan::{Facts, Plan, PlanError, Request, Tried, plan_explained};
@@ -123,7 +126,11 @@ fn simulated(
 }
 
 async fn asked(flags: &args::Plan, connection: &Connection) -> Result<Plan, Error> {
-    let path = source::path(flags.path.as_slice())?;
+    let given = flags
+        .path
+        .as_deref()
+        .expect("clap asks for it without a topology");
+    let path = source::path(given)?;
     let request = push::bare(&path, flags.from.as_ref(), &flags.to, &flags.travel)?;
     let (url, net) = config::client(connection)?;
     Client::connect(&net, &url).await?.plan(request).await
@@ -185,23 +192,49 @@ fn alone(flags: &args::Plan, encrypted: bool) -> Result<Alone, Error> {
 fn size(flags: &args::Plan) -> Result<ByteCount, Error> {
     match (flags.size, &flags.path) {
         (Some(size), _) => Ok(size),
-        (None, Some(path)) => match fs::metadata(path) {
-            Ok(meta) if meta.is_file() => Ok(ByteCount(meta.len())),
-            Ok(_) => Err(Failure::new(
-                Code::SourceKind,
-                "is no regular file",
-                "give a regular file, or --size SIZE",
-            )
-            .at(source::show(path))
-            .into()),
-            Err(error) => Err(Failure::new(
-                Code::SourceMissing,
-                error.to_string(),
-                "give a file that is here, or --size SIZE",
-            )
-            .at(source::show(path))
-            .into()),
-        },
+        (None, Some(path)) => {
+            let mut linked = HashSet::new();
+            let meta = fs::metadata(path).map_err(|error| no_size(path, &error))?;
+            Ok(ByteCount(size_of(path, &meta, &mut linked)?))
+        }
         (None, None) => Err(Error::usage("no size was given", "give --size SIZE or PATH")),
     }
+}
+
+fn no_size(path: &Path, error: &io::Error) -> Error {
+    Failure::new(
+        Code::SourceMissing,
+        error.to_string(),
+        "give a file or directory that is here, or --size SIZE",
+    )
+    .at(source::show(path))
+    .into()
+}
+
+/// What of a path would be sent, about: files of several names once.
+fn size_of(path: &Path, meta: &fs::Metadata, linked: &mut HashSet<(u64, u64)>) -> Result<u64, Error> {
+    if meta.is_symlink() {
+        return Ok(0);
+    }
+    if meta.is_file() {
+        let is_first = meta.nlink() < 2 || linked.insert((meta.dev(), meta.ino()));
+        return Ok(if is_first { meta.len() } else { 0 });
+    }
+    if !meta.is_dir() {
+        return Err(Failure::new(
+            Code::SourceKind,
+            "is neither file nor directory",
+            "give one of these, or --size SIZE",
+        )
+        .at(source::show(path))
+        .into());
+    }
+    let mut sum: u64 = 0;
+    for entry in fs::read_dir(path).map_err(|error| no_size(path, &error))? {
+        let entry = entry.map_err(|error| no_size(path, &error))?;
+        let inner = entry.path();
+        let meta = entry.metadata().map_err(|error| no_size(&inner, &error))?;
+        sum = sum.saturating_add(size_of(&inner, &meta, linked)?);
+    }
+    Ok(sum)
 }

@@ -8,13 +8,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use stage_core::id::{JobId, NodeName};
-use stage_core::payload::Expectation;
 use stage_core::units::Rate;
 use stage_proto::v1;
 use stage_proto::version::hello;
 
 use super::follow::{Until, conclude, follow, interruptible};
-use super::source;
+use super::{source, sums};
 use crate::args::{Connection, IfExists, Push, Travel, Unfit};
 use crate::client::Client;
 use crate::error::Error;
@@ -35,11 +34,15 @@ pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error
     if stream::is_meant(&push) {
         return Box::pin(stream::run(&push, form, connection)).await;
     }
-    let path = source::path(&push.paths)?;
-    let named = Named {
-        path: &path,
-        name: push.name.as_deref(),
-    };
+    let paths = source::paths(&push.paths)?;
+    if push.name.is_some() && paths.len() > 1 {
+        return Err(Error::usage(
+            format!("--as is one name, and there are {} paths", paths.len()),
+            "push them one after another, or leave --as out",
+        ));
+    }
+    let name = push.name.as_deref();
+    let named: Vec<_> = paths.iter().map(|path| Named { path, name }).collect();
     let request = request(&push, &named)?;
     let (url, net) = config::client(connection)?;
     let job: JobId = request.job.parse().expect("it was made from an id");
@@ -89,17 +92,20 @@ struct Named<'a> {
     name: Option<&'a OsStr>,
 }
 
-fn request(push: &Push, named: &Named<'_>) -> Result<v1::SubmitRequest, Error> {
+fn request(push: &Push, named: &[Named<'_>]) -> Result<v1::SubmitRequest, Error> {
+    let first = named.first().expect("clap asks for a path");
     let expect = match &push.expect {
         Some(file) => {
             // A pipe has nothing but the name that it is given.
-            let listed = named.name.filter(|_| stream::is_meant(push)).map(Path::new);
-            Some(Expectation {
-                path: Vec::new(),
-                digest: source::expected(file, listed.unwrap_or(named.path))?,
-            })
+            let piped = first.name.filter(|_| stream::is_meant(push)).map(Path::new);
+            let is_file = |named: &&Named<'_>| named.path.metadata().is_ok_and(|meta| meta.is_file());
+            let only = piped.or_else(|| match named {
+                [only] => Some(only).filter(is_file).map(|only| only.path),
+                _ => None,
+            });
+            sums::read(file, only)?
         }
-        None => None,
+        None => Vec::new(),
     };
     Ok(v1::SubmitRequest {
         if_exists: match push.if_exists {
@@ -118,14 +124,23 @@ fn request(push: &Push, named: &Named<'_>) -> Result<v1::SubmitRequest, Error> {
         wait_for_seconds: push.wait_for.as_secs(),
         expect: expect.iter().map(Into::into).collect(),
         dest: dest(push.dest.as_deref())?,
-        paths: vec![v1::SourcePath {
-            path: named.path.as_os_str().as_bytes().to_vec(),
-            name: named
-                .name
-                .map(|name| name.as_bytes().to_vec())
-                .unwrap_or_default(),
-        }],
-        ..bare(named.path, push.from.as_ref(), &push.to, &push.travel)?
+        paths: named
+            .iter()
+            .map(|named| v1::SourcePath {
+                path: named.path.as_os_str().as_bytes().to_vec(),
+                name: named
+                    .name
+                    .map(|name| name.as_bytes().to_vec())
+                    .unwrap_or_default(),
+            })
+            .collect(),
+        walk: Some(v1::Walk {
+            follow: push.selection.follow,
+            xattrs: push.selection.xattrs,
+            include: push.selection.include.clone(),
+            exclude: push.selection.exclude.clone(),
+        }),
+        ..bare(first.path, push.from.as_ref(), &push.to, &push.travel)?
     })
 }
 
@@ -210,11 +225,9 @@ mod tests {
     }
 
     fn request_of(push: &Push) -> Result<v1::SubmitRequest, Error> {
-        let path = source::path(&push.paths)?;
-        let named = Named {
-            path: &path,
-            name: push.name.as_deref(),
-        };
+        let paths = source::paths(&push.paths)?;
+        let name = push.name.as_deref();
+        let named: Vec<_> = paths.iter().map(|path| Named { path, name }).collect();
         request(push, &named)
     }
 
@@ -236,6 +249,44 @@ mod tests {
         assert_eq!(wire.wait_for_seconds, 120);
         assert!(wire.client_addresses.is_empty(), "the source is named");
         assert!(wire.job.parse::<JobId>().is_ok());
+    }
+
+    #[test]
+    fn what_of_directories_is_sent_is_asked_for() {
+        let wire = request_of(&push(
+            "stage push /data/db/ /data/x --to all --from n0 --follow --xattrs --include *.fa --exclude a --exclude b/",
+        ))
+        .unwrap();
+        let paths: Vec<_> = wire.paths.iter().map(|path| path.path.as_slice()).collect();
+        assert_eq!(paths, [b"/data/db", b"/data/x".as_slice()]);
+        let walk = wire.walk.unwrap();
+        assert!(walk.follow && walk.xattrs);
+        assert_eq!(
+            (walk.include, walk.exclude),
+            (vec!["*.fa".to_owned()], vec!["a".to_owned(), "b/".to_owned()])
+        );
+    }
+
+    #[test]
+    fn a_list_goes_along_whole_unless_the_one_path_is_a_file_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, list) = (dir.path().join("a"), dir.path().join("SUMS"));
+        let sha = "a".repeat(64);
+        std::fs::write(&file, b"").unwrap();
+        std::fs::write(&list, format!("{sha}  a\n{sha}  b\n")).unwrap();
+        let expect = |path: &Path| {
+            let line = format!(
+                "stage push {} --to all --from n0 --expect {}",
+                path.display(),
+                list.display()
+            );
+            let lines = request_of(&push(&line)).unwrap().expect;
+            lines.into_iter().map(|line| line.path).collect::<Vec<_>>()
+        };
+        assert_eq!(expect(&file), [b""]);
+        for path in [dir.path(), Path::new("/elsewhere/a")] {
+            assert_eq!(expect(path), [b"a", b"b"]);
+        }
     }
 
     #[test]

@@ -303,7 +303,10 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
         None => {}
     }
     if let Some(function) = &job.agrees {
-        writeln!(out, "agrees with the {function} that was expected")?;
+        match job.agreeing {
+            0 | 1 => writeln!(out, "agrees with the {function} that was expected")?,
+            files => writeln!(out, "{files} files agree with the {function} that was expected")?,
+        }
     }
     if let Some(source) = &job.source
         && (moved || job.source_bytes_read > ByteCount(0))

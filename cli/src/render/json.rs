@@ -233,6 +233,8 @@ pub(crate) struct Outcome<'a> {
     sha256: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     agrees: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agreeing_files: Option<u32>,
     source_bytes_read: u64,
     source_bytes_sent: u64,
     plan: Option<PlanSummary>,
@@ -254,6 +256,7 @@ impl<'a> Outcome<'a> {
             seconds: seconds(job.elapsed),
             sha256: job.sha256.as_deref(),
             agrees: job.agrees.as_deref(),
+            agreeing_files: job.agrees.as_ref().map(|_| job.agreeing),
             source_bytes_read: job.source_bytes_read.0,
             source_bytes_sent: job.source_bytes_sent.0,
             plan: job.plan.as_ref().map(|plan| PlanSummary {

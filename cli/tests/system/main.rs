@@ -8,6 +8,7 @@
 )]
 
 mod cluster;
+mod directories;
 mod faults;
 mod inventory;
 mod local;

@@ -9,7 +9,7 @@ use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{JobId, JobKey, NodeName};
 use stage_core::job::{Spec, UnfitRule};
-use stage_core::payload::{Expectation, MAX_UNITS, SourcePath, Walk};
+use stage_core::payload::{Expectation, MAX_EXPECT, MAX_UNITS, SourcePath, Walk};
 use stage_core::plan::ShapeChoice;
 use stage_core::topology::Topology;
 use stage_core::units::Rate;
@@ -118,6 +118,12 @@ pub(super) fn draft(
         return Err(usage(
             format!("{} streams are too many", submit.streams.unwrap_or_default()),
             format!("use 1 to {STREAMS}, or auto"),
+        ));
+    }
+    if submit.expect.len() > MAX_EXPECT {
+        return Err(usage(
+            format!("{} expected digests are too many", submit.expect.len()),
+            format!("expect {MAX_EXPECT} at most, or push in parts"),
         ));
     }
     let place = Place::parse(&submit.dest)?;

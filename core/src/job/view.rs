@@ -41,6 +41,8 @@ pub struct JobView {
     pub sha256: Option<FileDigest>,
     /// The function of the digests that it agrees with, of those which `--expect` asked for, once that is known.
     pub agrees: Option<&'static str>,
+    /// How many files agree with it.
+    pub agreeing: usize,
     /// Bytes of the apparent size that the SHA-256 lane has passed.
     pub sha256_bytes: u64,
     /// Bytes read from the source file.
@@ -143,6 +145,8 @@ impl Job {
             Phase::Done => 0,
             Phase::Cancelled => 7,
             Phase::Failed if self.record.refused && code == Some(Code::Internal) => 1,
+            // A pattern or a list that only the source could hold against what is there.
+            Phase::Failed if self.record.refused && code == Some(Code::Usage) => 2,
             Phase::Failed if self.record.refused => 4,
             Phase::Failed => 6,
             Phase::Open | Phase::Partial => 5,
@@ -178,6 +182,10 @@ impl Job {
     pub fn summary(&self, now: Now) -> JobView {
         let record = &self.record;
         let end = record.ended_unix_ms.unwrap_or(now.unix_ms);
+        let agreed = match record.fin {
+            Some(_) => self.spec.expect.as_slice(),
+            None => &[],
+        };
         JobView {
             job: self.spec.id,
             phase: record.phase,
@@ -191,12 +199,12 @@ impl Job {
             took: Duration::from_millis(end.saturating_sub(record.submitted_unix_ms)),
             sha256: record.sha256,
             // FINAL is in force only then.
-            agrees: self
-                .spec
-                .expect
-                .first()
-                .filter(|_| record.fin.is_some())
-                .map(|expected| expected.digest.function()),
+            agrees: agreed.first().map(|expected| expected.digest.function()),
+            agreeing: match record.payload.as_ref() {
+                // A list may speak of other files too.
+                Some(payload) if payload.is_single_file() => agreed.len().min(1),
+                _ => agreed.len(),
+            },
             sha256_bytes: record.sha256_bytes,
             source_bytes_read: record.source_bytes_read,
             source_bytes_sent: record.source_bytes_sent,

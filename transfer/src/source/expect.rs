@@ -10,10 +10,7 @@ use stage_core::assignment::SourceSpec;
 use stage_core::digest::Expected;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::manifest::{Kind, Manifest};
-use stage_core::payload::Expectation;
-
-/// A list has at most so many lines, so that it fits into a message and an order.
-pub const MAX_EXPECT: usize = 20_000;
+use stage_core::payload::{Expectation, MAX_EXPECT};
 
 /// What an entry's digest must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

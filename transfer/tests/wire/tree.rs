@@ -193,7 +193,7 @@ async fn a_file_of_a_tree_that_changes_is_named() {
     fails("refdb/first", "size", |tree| append(&tree.join("first"))).await;
     fails("refdb/large", "size", |tree| append(&tree.join("large"))).await;
     fails("refdb/sub/deep/last", "size", |tree| {
-        append(&tree.join("sub/deep/last"))
+        append(&tree.join("sub/deep/last"));
     })
     .await;
     fails("refdb/large", "size", |tree| {

@@ -117,7 +117,7 @@ async fn payload(flags: &Demo, workplace: &Workplace) -> Result<PathBuf, Error> 
     let copies = u64::from(flags.nodes);
     match &flags.file {
         Some(file) => {
-            let path = source::path(std::slice::from_ref(file))?;
+            let path = source::path(file)?;
             // A file that is not there is for the agent to report, as in any push.
             if let Ok(meta) = std::fs::metadata(&path) {
                 workplace.need(meta.len().saturating_mul(copies))?;

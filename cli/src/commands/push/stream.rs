@@ -36,7 +36,7 @@ pub(super) async fn run(push: &Push, form: Form, connection: &Connection) -> Res
         path: Path::new("-"),
         name: Some(name),
     };
-    let mut request = request(push, &named)?;
+    let mut request = request(push, &[named])?;
     let (url, net) = config::client(connection)?;
     let job: JobId = request.job.parse().expect("it was made from an id");
     let submitted = Cell::new(None);
