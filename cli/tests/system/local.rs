@@ -1,7 +1,6 @@
 //! The agent's socket: `stage path` for job scripts.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
 use std::process::Stdio;
@@ -64,23 +63,47 @@ fn a_script_asks_its_node_where_a_payload_lies() {
     assert_eq!(path(&cluster, 1, &["db/genome.db", "--fallback", "/x"]).exit, 2);
 }
 
+/// Pushes a tree of one file through a pipe to n1.
+fn push_tree(cluster: &Cluster, content: &str, more: &[&str]) {
+    let tree = cluster.path("tree/k2");
+    fs::create_dir_all(&tree).unwrap();
+    fs::write(tree.join("hash.k2d"), content).unwrap();
+    let tar = cluster.path("k2.tar");
+    let packed = std::process::Command::new("tar")
+        .arg("cf")
+        .arg(&tar)
+        .arg("-C")
+        .args([tree.as_os_str(), ".".as_ref()])
+        .status();
+    assert!(packed.unwrap().success());
+    let mut push = cluster.command(&["push", "-", "--as", "k2", "--unpack", "--to", "n1", "--json"]);
+    push.args(more)
+        .env("STAGE_AGENT_SOCKET", cluster.socket(0))
+        .stdin(fs::File::open(&tar).unwrap());
+    Ran::of(push.output().unwrap()).expect(0);
+}
+
 #[test]
 fn who_resolves_a_tree_once_sees_one_generation_whole() {
-    let mut cluster = Cluster::prepare(2);
-    cluster.start_agent(1);
-    cluster.wait_for("the agent's socket", || cluster.socket(1).exists());
-    let root = cluster.root(1);
-    for generation in ["k2@a", "k2@b"] {
-        fs::create_dir_all(root.join(".stage").join(generation)).unwrap();
-    }
-    symlink(".stage/k2@a", root.join("k2")).unwrap();
+    let cluster = Cluster::start(2);
+    push_tree(&cluster, "one", &[]);
     let before = path(&cluster, 1, &["k2/"]);
-    assert_eq!(before.stdout, format!("{}\n", root.join(".stage/k2@a").display()));
-    symlink(".stage/k2@b", root.join("new")).unwrap();
-    fs::rename(root.join("new"), root.join("k2")).unwrap();
+    let generation = before.stdout.trim_end().to_owned();
+    assert!(
+        generation.contains("/.stage/k2@"),
+        "{generation} is not the generation itself; {}",
+        before.stderr
+    );
+    push_tree(&cluster, "two", &["--if-exists", "replace"]);
     let after = path(&cluster, 1, &["k2", "--json"]).expect(0);
     assert_eq!(after.last()["kind"], "tree");
-    assert!(text(&after.last()["path"]).ends_with("/.stage/k2@b"));
+    let newer = text(&after.last()["path"]);
+    assert_ne!(newer, generation);
+    let read = |dir: &str| fs::read_to_string(format!("{dir}/hash.k2d")).unwrap();
+    assert_eq!(
+        (read(&generation), read(&newer)),
+        ("one".to_owned(), "two".to_owned())
+    );
 }
 
 #[test]
