@@ -211,6 +211,33 @@ fn fifty_scripts_that_want_it_at_once_are_one_transfer() {
 }
 
 #[test]
+fn a_tree_is_brought_by_a_node_that_has_it() {
+    let cluster = Cluster::start(3);
+    let tree = cluster.path("k2");
+    fs::create_dir_all(tree.join("sub")).unwrap();
+    fs::write(tree.join("hash.k2d"), vec![7; 3 << 20]).unwrap();
+    fs::write(tree.join("sub/taxo.k2d"), "taxa").unwrap();
+    cluster
+        .push(&tree, &["--to", "n1", "--dest", "main:db"])
+        .expect(0);
+    let ran = Ran::of(ensure(&cluster, 2, &["main:db/k2", "--json"]).output().unwrap()).expect(0);
+    assert_eq!(
+        (&ran.last()["kind"], &ran.last()["node"]),
+        (&"tree".into(), &"n2".into())
+    );
+    let generation = text(&ran.last()["path"]);
+    assert!(generation.starts_with(&cluster.root(2).join("db/.stage/k2@").display().to_string()));
+    assert_eq!(
+        fs::read_to_string(format!("{generation}/sub/taxo.k2d")).unwrap(),
+        "taxa"
+    );
+    // Both have one generation of the same content under the same name.
+    let own = path(&cluster, 1, &["main:db/k2"]).stdout;
+    let last = |path: &str| path.trim_end().rsplit('/').next().map(str::to_owned);
+    assert_eq!(last(&own), last(&generation));
+}
+
+#[test]
 fn a_push_under_way_is_joined_and_not_superseded() {
     let cluster = Cluster::start(3);
     let source = cluster.source("k2_std", 24 * CHUNK);
