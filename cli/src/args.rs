@@ -186,6 +186,10 @@ pub(crate) struct Push {
     /// What to do where other content stands under the name
     #[arg(long, value_name = "RULE", default_value = "fail")]
     pub if_exists: IfExists,
+    /// How long the generation of a directory stays that is replaced; it never goes while a file in it is open on its
+    /// node. 0s: it goes as soon as nobody reads it
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_time)]
+    pub keep_previous: Duration,
     /// What to do about targets that cannot take it now: start without them and fill them later, leave them out, or
     /// refuse the whole push
     #[arg(long, value_name = "RULE", default_value = "wait")]
@@ -723,7 +727,7 @@ mod tests {
         let stage = parse(
             "stage --coordinator http://127.0.0.1 push a.db --to all --dest scratch:db --from n0 --shape tree:3 \
              --streams 4 --limit 2Gbit/s --source-limit 500MB/s --if-exists skip --unfit skip --wait-for 2h \
-             --enough 98% --expect SUMS --json",
+             --enough 98% --expect SUMS --keep-previous 0s --json",
         )
         .unwrap();
         assert!(stage.command.json());
@@ -735,6 +739,7 @@ mod tests {
         assert_eq!(push.if_exists, IfExists::Skip);
         assert_eq!(push.unfit, Unfit::Skip);
         assert_eq!(push.wait_for, Duration::from_secs(7200));
+        assert_eq!(push.keep_previous, Duration::ZERO);
         assert_eq!(push.enough, Some(0.98));
     }
 

@@ -120,6 +120,9 @@ pub struct SourceSpec {
     pub expect: Vec<Expectation>,
 }
 
+/// How long a replaced generation stays if nobody says otherwise.
+pub const KEEP_PREVIOUS: Duration = Duration::from_secs(24 * 3600);
+
 /// Where the payload shall lie on a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetSpec {
@@ -129,6 +132,8 @@ pub struct TargetSpec {
     pub if_exists: IfExists,
     /// The payload is a tar, and what it holds is published in its place.
     pub unpack: bool,
+    /// How long a generation of a tree stays after it was replaced, in whole seconds; it stays longer while it is read.
+    pub keep_previous: Duration,
 }
 
 /// The directory of a target.

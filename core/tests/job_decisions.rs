@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use stage_core::assignment::{
-    Assignment, Final, IfExists, Order, Outcome, Place, Prepared, Progress, Run, SourceReport, TargetSpec,
+    Assignment, Final, IfExists, KEEP_PREVIOUS, Order, Outcome, Place, Prepared, Progress, Run, SourceReport,
+    TargetSpec,
 };
 use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
 use stage_core::failure::{Code, Failure};
@@ -57,6 +58,7 @@ impl Push {
                 },
                 if_exists: IfExists::Fail,
                 unpack: false,
+                keep_previous: KEEP_PREVIOUS,
             },
             targets: (1..=targets).map(node).collect(),
             shape: "chain".parse().unwrap(),

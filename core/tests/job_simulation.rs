@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use stage_core::assignment::{
-    Assignment, Final, IfExists, Order, Outcome, Place, Prepared, Progress, Run, SourceReport, TargetSpec,
+    Assignment, Final, IfExists, KEEP_PREVIOUS, Order, Outcome, Place, Prepared, Progress, Run, SourceReport,
+    TargetSpec,
 };
 use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
 use stage_core::failure::{Code, Failure};
@@ -163,6 +164,7 @@ impl World {
                 },
                 if_exists: IfExists::Fail,
                 unpack: false,
+                keep_previous: KEEP_PREVIOUS,
             },
             targets: (own..count).map(node).collect(),
             shape: ["auto", "star", "chain", "tree"][dice.below(4) as usize]

@@ -122,6 +122,13 @@ fn request(push: &Push, named: &[Named<'_>]) -> Result<v1::SubmitRequest, Error>
         .into(),
         unpack: push.unpack,
         wait_for_seconds: push.wait_for.as_secs(),
+        keep_previous_seconds: Some(
+            push.keep_previous
+                .as_millis()
+                .div_ceil(1000)
+                .try_into()
+                .unwrap_or(u64::MAX),
+        ),
         expect: expect.iter().map(Into::into).collect(),
         dest: dest(push.dest.as_deref())?,
         paths: named
@@ -235,7 +242,7 @@ mod tests {
     fn flags_become_a_request() {
         let wire = request_of(&push(
             "stage push /data/a.db --to all --from n0 --dest scratch:db --shape chain --streams 2 --limit 1MB/s \
-             --if-exists replace --unfit skip --wait-for 2min",
+             --if-exists replace --unfit skip --wait-for 2min --keep-previous 1500ms",
         ))
         .unwrap();
         assert_eq!(wire.paths[0].path, b"/data/a.db");
@@ -247,6 +254,7 @@ mod tests {
         assert_eq!(wire.if_exists(), v1::IfExists::Replace);
         assert_eq!(wire.unfit(), v1::UnfitRule::Skip);
         assert_eq!(wire.wait_for_seconds, 120);
+        assert_eq!(wire.keep_previous_seconds, Some(2));
         assert!(wire.client_addresses.is_empty(), "the source is named");
         assert!(wire.job.parse::<JobId>().is_ok());
     }
@@ -295,6 +303,7 @@ mod tests {
         assert!(!wire.client_addresses.is_empty());
         assert_eq!((wire.shape.as_str(), wire.streams), ("auto", 0));
         assert_eq!(wire.wait_for_seconds, 24 * 3600);
+        assert_eq!(wire.keep_previous_seconds, Some(24 * 3600));
     }
 
     #[test]

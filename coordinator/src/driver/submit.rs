@@ -36,6 +36,8 @@ pub(crate) struct Submit {
     pub(crate) source_limit: Option<Rate>,
     pub(crate) if_exists: IfExists,
     pub(crate) unpack: bool,
+    /// How long a generation stays that it replaces.
+    pub(crate) keep_previous: Duration,
     pub(crate) unfit: UnfitRule,
     /// `None`: the usual time.
     pub(crate) wait_for: Option<Duration>,
@@ -143,6 +145,7 @@ pub(super) fn draft(
             place,
             if_exists: submit.if_exists,
             unpack: submit.unpack,
+            keep_previous: submit.keep_previous,
         },
         paths,
         walk: submit.walk,
@@ -326,6 +329,7 @@ some = "n[1-2]"
             source_limit: None,
             if_exists: IfExists::Fail,
             unpack: false,
+            keep_previous: stage_core::assignment::KEEP_PREVIOUS,
             unfit: UnfitRule::Wait,
             wait_for: None,
             expect: Vec::new(),

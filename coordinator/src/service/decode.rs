@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stage_core::ask::{Question, Removal, Said};
-use stage_core::assignment::{Outcome, Place, Prepared, Progress, SourceReport};
+use stage_core::assignment::{KEEP_PREVIOUS, Outcome, Place, Prepared, Progress, SourceReport};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{AskId, Epoch, JobId, PlanVersion};
 use stage_core::job::UnfitRule;
@@ -84,6 +84,9 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
             Ok(v1::IfExists::Unspecified) => Default::default(),
             _ => if_exists(wire.if_exists)?,
         },
+        keep_previous: wire
+            .keep_previous_seconds
+            .map_or(KEEP_PREVIOUS, Duration::from_secs),
         unfit: match v1::UnfitRule::try_from(wire.unfit) {
             Ok(v1::UnfitRule::Unspecified | v1::UnfitRule::Wait) => UnfitRule::Wait,
             Ok(v1::UnfitRule::Skip) => UnfitRule::Skip,

@@ -1,5 +1,7 @@
 //! Orders: what a node is told to be for a job.
 
+use std::time::Duration;
+
 use stage_core::assignment::{Assignment, Final, Order, Peer, Run, SourceSpec, StreamChoice, TargetSpec};
 use stage_core::digest::RootDigest;
 use stage_core::id::{Epoch, JobKey, PlanVersion};
@@ -53,6 +55,7 @@ impl From<&TargetSpec> for v1::TargetSpec {
             absolute,
             if_exists: v1::IfExists::from(spec.if_exists).into(),
             unpack: spec.unpack,
+            keep_previous_seconds: spec.keep_previous.as_secs(),
         }
     }
 }
@@ -65,6 +68,7 @@ impl TryFrom<&v1::TargetSpec> for TargetSpec {
             place,
             if_exists: if_exists(wire.if_exists)?,
             unpack: wire.unpack,
+            keep_previous: Duration::from_secs(wire.keep_previous_seconds),
         })
     }
 }

@@ -51,6 +51,7 @@ fn run() -> Run {
             },
             if_exists: IfExists::Replace,
             unpack: true,
+            keep_previous: Duration::from_secs(77),
         }),
         parents: vec![Peer {
             node: "n0".parse().unwrap(),

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
-use stage_core::assignment::Place;
+use stage_core::assignment::{KEEP_PREVIOUS, Place};
 use stage_core::chunk::{CHUNK, ChunkIndex};
 use stage_core::digest::chunk_digest;
 use stage_core::manifest::Manifest;
@@ -28,6 +28,7 @@ fn kept_after(change: impl FnOnce(&mut Record)) -> Vec<u32> {
         },
         if_exists: IfExists::Fail,
         unpack: false,
+        keep_previous: KEEP_PREVIOUS,
     };
     let manifest = Manifest::single_file(b"x", ByteCount(2 * CHUNK), 0o644, (1, 0));
     let payload = Payload::of(&manifest).unwrap();

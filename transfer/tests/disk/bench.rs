@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use stage_core::assignment::{Final, IfExists, Place, TargetSpec};
+use stage_core::assignment::{Final, IfExists, KEEP_PREVIOUS, Place, TargetSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex};
 use stage_core::digest::{ChunkDigest, ChunkHash, RootHasher, chunk_digest};
 use stage_core::failure::Failure;
@@ -75,6 +75,7 @@ impl Bench {
                 },
                 if_exists: IfExists::Fail,
                 unpack: false,
+                keep_previous: KEEP_PREVIOUS,
             },
         }
     }

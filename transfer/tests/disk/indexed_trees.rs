@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use stage_core::ask::{Kind as Shown, Removal, Removed, State};
-use stage_core::assignment::{Final, IfExists, Place, TargetSpec};
+use stage_core::assignment::{Final, IfExists, KEEP_PREVIOUS, Place, TargetSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex};
 use stage_core::digest::{ChunkHash, FileDigest, RootHasher, chunk_digest};
 use stage_core::failure::{Code, Failure};
@@ -123,6 +123,7 @@ impl Node {
             place: self.place(),
             if_exists: IfExists::Replace,
             unpack: false,
+            keep_previous: KEEP_PREVIOUS,
         };
         let budget = Budget::new(ByteCount(4 * CHUNK));
         let prepared = prepare(

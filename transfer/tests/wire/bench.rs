@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stage_core::assignment::{
-    Final, IfExists, Peer, Place, SourceReport, SourceSpec, StreamChoice, TargetSpec,
+    Final, IfExists, KEEP_PREVIOUS, Peer, Place, SourceReport, SourceSpec, StreamChoice, TargetSpec,
 };
 use stage_core::chunk::{CHUNK, ChunkIndex};
 use stage_core::digest::{ChunkHash, Expected, FileDigest, Md5Digest};
@@ -263,6 +263,7 @@ impl Bench {
             },
             if_exists,
             unpack: false,
+            keep_previous: KEEP_PREVIOUS,
         };
         prepare(
             &node.roots,
