@@ -487,6 +487,8 @@ impl Job {
                     .map_or(0, |inbound| inbound.counters().bytes_received);
                 self.ended = true;
                 self.published = true;
+                // What it replaced has its time to stay from now on.
+                self.context.replaced.notify_one();
                 let outcome = Outcome::Published {
                     path: publication.path,
                     already: publication.already,
@@ -601,7 +603,7 @@ impl Job {
 
 fn ready(target: &Target) -> Prepared {
     Prepared::Ready {
-        path: target.path().to_owned(),
+        path: target.path(),
         candidate: target.is_candidate(),
     }
 }

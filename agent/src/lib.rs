@@ -38,6 +38,7 @@ use stage_transfer::budget::Budget;
 use stage_transfer::index::Index;
 use stage_transfer::plane::DataPlane;
 use stage_transfer::root::Roots;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -127,6 +128,7 @@ impl Agent {
             index,
             budget: self.budget,
             streams: self.streams,
+            replaced: Notify::new(),
             outbox: outbox.clone(),
         });
         let mut session = session::Session::new(
@@ -142,6 +144,7 @@ impl Agent {
         let ended = tokio::select! {
             ended = session.run(&runner, &stop) => ended,
             never = runner.sweep() => match never {},
+            never = runner.retire() => match never {},
         };
         door.cancel();
         self.plane.drain();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use stage_core::assignment::{Assignment, Progress};
 use stage_core::id::{Epoch, JobId, NodeName, PlanVersion};
@@ -12,8 +12,8 @@ use stage_transfer::budget::Budget;
 use stage_transfer::index::Index;
 use stage_transfer::plane::DataPlane;
 use stage_transfer::root::Roots;
-use stage_transfer::target::sweep;
-use tokio::sync::mpsc;
+use stage_transfer::target::{retired, sweep};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,9 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 /// How long the index remembers a copy that is missing.
 const MISSED: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// How long until generations that were replaced are looked at again at the latest.
+const RETIRE: Duration = Duration::from_secs(3600);
+
 /// Ended jobs whose rank is remembered, so that an order that comes late does not wake them.
 const ENDED: usize = 4096;
 
@@ -44,6 +47,8 @@ pub(crate) struct Context {
     pub(crate) index: Arc<Index>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) streams: Arc<Streams>,
+    /// Something was published, or removed: an older generation may have to go.
+    pub(crate) replaced: Notify,
     pub(crate) outbox: Arc<Outbox>,
 }
 
@@ -183,6 +188,26 @@ impl Runner {
             .await;
             for job in gone {
                 tracing::warn!(%job, "no coordinator has asked for this job for a day; its partial is dropped");
+            }
+        }
+    }
+
+    /// Removes generations that were replaced when their time is over and nobody reads them: looked at after every
+    /// publish, when the next one's time is over, and every hour.
+    pub(crate) async fn retire(&self) -> Infallible {
+        loop {
+            let context = self.context.clone();
+            let swept =
+                blocking(move || retired::sweep(&context.roots, &context.state, SystemTime::now())).await;
+            for path in swept.removed {
+                tracing::info!(path, "a generation that was replaced has gone");
+            }
+            let next = swept.next.unwrap_or(RETIRE).min(RETIRE);
+            // What is over at this very moment would be looked at again and again.
+            let next = sleep(next.max(Duration::from_millis(100)));
+            tokio::select! {
+                () = next => {}
+                () = self.context.replaced.notified() => {}
             }
         }
     }

@@ -21,6 +21,7 @@
 //! | [`inbound`] | receiving: one parent at a time, fallbacks, streams |
 //! | `unpack` | a tar laid out as a tree while it comes |
 //! | `sparse` | where a file has data, and whether the rest reads as zeros |
+//! | `durable`, `lease` | what has to outlive a crash; whether somebody has a file open |
 //! | `crash`, `fault` | points at which tests kill the process; what the disk's errors mean |
 //! | [`outbound`] | sending: one queue a hop, and the threads that take from it |
 //! | [`frame`], [`hello`], [`pace`], `beat` | the wire, its handshake, limits, and how waiting differs from silence |
@@ -30,6 +31,7 @@
 mod beat;
 pub mod budget;
 mod crash;
+mod durable;
 pub mod error;
 mod fault;
 pub mod frame;
@@ -37,6 +39,7 @@ pub mod hello;
 pub mod inbound;
 pub mod index;
 mod journal;
+mod lease;
 pub mod outbound;
 pub mod pace;
 pub mod pipe;

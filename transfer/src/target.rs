@@ -13,9 +13,11 @@
 pub(crate) mod copy;
 mod intent;
 pub(crate) mod lay;
+mod naming;
 pub(crate) mod old;
 mod publish;
 mod reserve;
+pub mod retired;
 pub(crate) mod site;
 pub(crate) mod space;
 #[cfg(test)]
@@ -49,8 +51,8 @@ pub use publish::{Publication, PublishError};
 use site::{Seen, Site};
 use space::Promise;
 
-/// What a generation's name has after the tree's own.
-const MARK: usize = 1 + 16 + 4;
+/// What a generation's name has after the tree's own, at most: `@before-`, a part of a job's id and a number.
+const MARK: usize = 8 + 12 + 4;
 
 /// A target that can take the payload, or need not.
 #[derive(Debug)]
@@ -139,7 +141,7 @@ pub fn prepare(
         // The tar itself gets no final name.
         let unnamed = format!(".stage-{job}-tar");
         sites = vec![Arc::new(Site::new(
-            held.clone(),
+            held,
             unnamed.as_bytes(),
             UnitKind::File,
             job,
@@ -151,6 +153,7 @@ pub fn prepare(
         state,
         job,
         rule: spec.if_exists,
+        keep: spec.keep_previous,
         sites,
         unpack,
         payload,
@@ -185,6 +188,7 @@ struct Preparing<'a> {
     state: &'a Path,
     job: JobId,
     rule: IfExists,
+    keep: Duration,
     sites: Vec<Arc<Site>>,
     unpack: Option<Arc<Site>>,
     payload: &'a Payload,
@@ -240,7 +244,7 @@ impl Preparing<'_> {
             Some(map) => Some(map),
             None => self.head_of_before(&table, &head)?,
         };
-        let copy = Copy::new(self.sites.clone(), self.rule, has_old, promise);
+        let copy = Copy::new(self.sites.clone(), self.rule, self.keep, has_old, promise);
         let mut ended = None;
         let laying = lay::Laying {
             state: self.state.to_owned(),
@@ -504,7 +508,10 @@ fn remove_generations(sites: &[Arc<Site>], state: &Path, job: JobId) {
         let Some(generation) = generation.filter(|_| site.kind == UnitKind::Tree) else {
             continue;
         };
-        if matches!(site.generation_now(), Ok(Some(now)) if now == generation) {
+        // One that was published and replaced since has its time to stay.
+        let stays = matches!(site.generation_now(), Ok(Some(now)) if now == generation)
+            || retired::is_noted(state, site, &generation);
+        if stays {
             continue;
         }
         let removed = site.generations().and_then(|all| {

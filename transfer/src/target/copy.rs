@@ -10,6 +10,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
@@ -32,6 +33,8 @@ use crate::store::map::{Map, data_runs};
 pub(crate) struct Copy {
     pub(super) sites: Vec<Arc<Site>>,
     pub(super) rule: IfExists,
+    /// How long a generation stays that it replaces.
+    pub(super) keep: Duration,
     pub(super) laid: OnceLock<Laid>,
     /// An older copy stood under a name when the target was prepared.
     pub(super) seen_old: bool,
@@ -93,10 +96,17 @@ pub(crate) enum Wrote {
 }
 
 impl Copy {
-    pub(super) fn new(sites: Vec<Arc<Site>>, rule: IfExists, seen_old: bool, promise: Promise) -> Self {
+    pub(super) fn new(
+        sites: Vec<Arc<Site>>,
+        rule: IfExists,
+        keep: Duration,
+        seen_old: bool,
+        promise: Promise,
+    ) -> Self {
         Self {
             sites,
             rule,
+            keep,
             laid: OnceLock::new(),
             seen_old,
             promise: Mutex::new(promise),
@@ -298,7 +308,7 @@ impl Copy {
                 (Some(Partial::File(partial)), _) => Some((again(partial.file.try_clone())?, false)),
                 (Some(Partial::Tree(tree)), _) => Some((dir(&tree.dir)?, false)),
                 (None, Some(Old::File { file, .. })) => Some((again(file.try_clone())?, true)),
-                (None, Some(Old::Tree(tree))) => Some((dir(tree)?, true)),
+                (None, Some(old @ Old::Tree(_))) => Some((dir(&*old.dir().ok_or(Errno::NOENT)?)?, true)),
                 (None, None) => None,
             })
         })
@@ -393,7 +403,7 @@ impl Unit {
             return Err(Errno::STALE);
         }
         if let Some(dir) = old.dir() {
-            let link = || rustix::fs::linkat(dir, entry.below(), &tree.dir, entry.below(), AtFlags::empty());
+            let link = || rustix::fs::linkat(&dir, entry.below(), &tree.dir, entry.below(), AtFlags::empty());
             let linked = match link() {
                 Err(Errno::EXIST) => {
                     rustix::fs::unlinkat(&tree.dir, entry.below(), AtFlags::empty())?;

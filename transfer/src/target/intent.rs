@@ -1,8 +1,6 @@
 //! What was about to get its final name: written before the first rename, so that after a crash what lies under the
 //! names decides.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +8,7 @@ use stage_core::digest::RootDigest;
 use stage_core::failure::Failure;
 use stage_core::id::JobId;
 
-use crate::{fault, journal};
+use crate::{durable, journal};
 
 /// Its name in the job's directory.
 const NAME: &str = "intent";
@@ -30,28 +28,11 @@ pub(super) struct Intent {
 impl Intent {
     /// Makes it durable.
     pub(super) fn write(&self, state: &Path, job: JobId) -> Result<(), Failure> {
-        let dir = journal::job_dir(state, job);
-        let path = dir.join(NAME);
-        let write = || -> std::io::Result<()> {
-            let bytes = postcard::to_stdvec(self).map_err(std::io::Error::other)?;
-            let new = dir.join("intent.new");
-            let mut file = File::create(&new)?;
-            file.write_all(&bytes)?;
-            file.write_all(&crc32c::crc32c(&bytes).to_le_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&new, &path)?;
-            File::open(&dir)?.sync_all()
-        };
-        write().map_err(|e| fault::state(&e, "writing what is to be published", &path))
+        durable::write(&journal::job_dir(state, job).join(NAME), self)
     }
 
     /// What an earlier run was about to publish, if that is whole.
     pub(super) fn read(state: &Path, job: JobId) -> Option<Self> {
-        let bytes = std::fs::read(journal::job_dir(state, job).join(NAME)).ok()?;
-        let (body, crc) = bytes.split_last_chunk::<4>()?;
-        if crc32c::crc32c(body).to_le_bytes() != *crc {
-            return None;
-        }
-        postcard::from_bytes(body).ok()
+        durable::read(&journal::job_dir(state, job).join(NAME))
     }
 }

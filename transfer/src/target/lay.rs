@@ -1,7 +1,8 @@
 //! Laying out: from a manifest and what is on the disk to where each chunk lies, or will.
 
+use std::collections::HashSet;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -104,7 +105,7 @@ impl Laying {
                 placed: false,
             };
             let taken = match inode.zip(root) {
-                Some((inode, root)) => take_placed(&mut unit, inode, &root, map)?,
+                Some((inode, root)) => take_placed(&mut unit, inode, &root, map, &self.state)?,
                 None => None,
             };
             let taken = match taken {
@@ -241,8 +242,9 @@ impl Laying {
                 None
             };
             if let Some(old) = &old {
+                let mut shared = HashSet::new();
                 for index in unit.range.clone() {
-                    laid.kin[index as usize] = old.kin(map.entry(index));
+                    laid.kin[index as usize] = old.kin(map.entry(index), &mut shared);
                 }
                 same = old.has_structure(map, unit.range.clone())
                     && unit.range.clone().all(|index| {
@@ -292,6 +294,8 @@ impl Laying {
                 .transpose(),
             UnitKind::Tree => match site.reopen_tree() {
                 Some(dir) => {
+                    super::tree::unshare(&dir, map, unit.range.clone())
+                        .map_err(|e| site.fault(e, "taking up the partial"))?;
                     for index in unit.range.clone() {
                         // What an earlier run has in its partial was not the old copy's, or was copied from there.
                         let there =
@@ -300,9 +304,10 @@ impl Laying {
                             laid.own[index as usize] = AtomicBool::new(true);
                         }
                     }
-                    let of =
-                        |dir: &rustix::fd::OwnedFd| FileState::of(&File::from(dir.try_clone().ok()?)).ok();
-                    *found = of(&dir);
+                    *found = dir
+                        .try_clone()
+                        .ok()
+                        .and_then(|dir| FileState::of(&File::from(dir)).ok());
                     unit.tree_partial(dir, true, map).map(Some)
                 }
                 None => Ok(None),
@@ -479,6 +484,7 @@ fn take_placed(
     inode: (u64, u64),
     root: &stage_core::digest::RootDigest,
     map: &Map,
+    state: &Path,
 ) -> Result<Option<Partial>, Failure> {
     let site = unit.site.clone();
     if site.kind == UnitKind::File {
@@ -506,6 +512,10 @@ fn take_placed(
         return Ok(None);
     };
     unit.placed = matches!(site.generation_now(), Ok(Some(now)) if now == generation);
+    if !unit.placed && super::retired::is_noted(state, &site, &generation) {
+        // It was published, and a later push has replaced it.
+        return Ok(None);
+    }
     let dir = site
         .open_generation(&generation)
         .map_err(|e| site.fault(e, "opening the generation"))?;

@@ -1,8 +1,10 @@
 //! An older copy under the final name, held open: what of it the payload may share.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::fs::{AtFlags, Dir, FileType, Stat};
 use rustix::io::Errno;
@@ -24,8 +26,8 @@ pub(crate) enum Old {
         /// Its state when it was opened.
         state: FileState,
     },
-    /// A directory, ours or not.
-    Tree(OwnedFd),
+    /// A directory, ours or not; until [`Old::let_go`].
+    Tree(RwLock<Option<Arc<OwnedFd>>>),
 }
 
 /// How an entry of the payload stands to the old copy.
@@ -63,13 +65,17 @@ impl Old {
                 let state = FileState::of(&file)?;
                 Some(Self::File { file, state })
             }
-            Seen::Generation | Seen::Dir => Some(Self::Tree(site.open_final_dir()?)),
+            Seen::Generation | Seen::Dir => {
+                let dir = Arc::new(site.open_final_dir()?);
+                Some(Self::Tree(RwLock::new(Some(dir))))
+            }
             Seen::Absent | Seen::Other(_) => None,
         })
     }
 
-    /// How an entry stands to it. `dress`: mode and time of a file matter.
-    pub(super) fn kin(&self, entry: &Entry) -> Kin {
+    /// How an entry stands to it. `shared` are the files that are twins of entries before: what are two files in the
+    /// payload cannot share one.
+    pub(super) fn kin(&self, entry: &Entry, shared: &mut HashSet<u64>) -> Kin {
         let Kind::File { size, .. } = entry.kind else {
             return Kin::None;
         };
@@ -81,8 +87,9 @@ impl Old {
                     _ => Kin::Cousin,
                 }
             }
-            Self::Tree(dir) => {
-                let Ok(stat) = rustix::fs::statat(dir, entry.below(), AtFlags::SYMLINK_NOFOLLOW) else {
+            Self::Tree(_) => {
+                let Some(dir) = self.dir() else { return Kin::None };
+                let Ok(stat) = rustix::fs::statat(&dir, entry.below(), AtFlags::SYMLINK_NOFOLLOW) else {
                     return Kin::None;
                 };
                 if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -93,7 +100,7 @@ impl Old {
                     && entry.xattrs.is_empty()
                     && (is_dense(entry)
                         || open_file(dir.as_fd(), entry).is_ok_and(|file| has_its_holes(&file, entry)));
-                if same {
+                if same && shared.insert(stat.st_ino) {
                     Kin::Twin(print(&stat))
                 } else {
                     Kin::Cousin
@@ -102,14 +109,22 @@ impl Old {
         }
     }
 
+    /// What tells an entry's older file from a changed one now.
+    pub(super) fn print_of(&self, entry: &Entry) -> Option<u64> {
+        let stat = match self {
+            Self::File { file, .. } => rustix::fs::fstat(file),
+            Self::Tree(_) => rustix::fs::statat(self.dir()?, entry.below(), AtFlags::SYMLINK_NOFOLLOW),
+        };
+        stat.ok().map(|stat| print(&stat))
+    }
+
     /// Whether the file that a twin was seen in is still that very file, unchanged.
     pub(super) fn is_still(&self, entry: &Entry, twin: u64) -> bool {
         match self {
             // The modification time tells of writes, not the change time: a chmod makes no other content.
             Self::File { file, state } => FileState::of(file)
                 .is_ok_and(|now| now.same_file(state) && now.size == state.size && now.mtime == state.mtime),
-            Self::Tree(dir) => rustix::fs::statat(dir, entry.below(), AtFlags::SYMLINK_NOFOLLOW)
-                .is_ok_and(|stat| print(&stat) == twin),
+            Self::Tree(_) => self.print_of(entry) == Some(twin),
         }
     }
 
@@ -117,7 +132,7 @@ impl Old {
     pub(super) fn read(&self, entry: &Entry, at: u64, buf: &mut [u8]) -> std::io::Result<()> {
         match self {
             Self::File { file, .. } => file.read_exact_at(buf, at),
-            Self::Tree(dir) => open_file(dir.as_fd(), entry)?.read_exact_at(buf, at),
+            Self::Tree(_) => self.file(entry)?.read_exact_at(buf, at),
         }
     }
 
@@ -125,22 +140,35 @@ impl Old {
     pub(super) fn file(&self, entry: &Entry) -> std::io::Result<File> {
         match self {
             Self::File { file, .. } => file.try_clone(),
-            Self::Tree(dir) => Ok(open_file(dir.as_fd(), entry)?),
+            Self::Tree(_) => Ok(open_file(self.dir().ok_or(Errno::NOENT)?.as_fd(), entry)?),
         }
     }
 
-    pub(super) fn dir(&self) -> Option<BorrowedFd<'_>> {
+    /// The directory, while it is held.
+    pub(super) fn dir(&self) -> Option<Arc<OwnedFd>> {
         match self {
             Self::File { .. } => None,
-            Self::Tree(dir) => Some(dir.as_fd()),
+            Self::Tree(dir) => dir.read().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    /// It is of no use any more: who holds the directory keeps it from being removed.
+    pub(super) fn let_go(&self) {
+        if let Self::Tree(dir) = self {
+            *dir.write().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
 
     /// Whether it has exactly the entries of the payload's unit, as far as can be told without reading files: names,
     /// kinds, links, modes and times, and nothing more.
     pub(super) fn has_structure(&self, map: &Map, range: std::ops::Range<u32>) -> bool {
-        let Self::Tree(dir) = self else { return true };
+        let dir = match (self, self.dir()) {
+            (Self::File { .. }, _) => return true,
+            (Self::Tree(_), None) => return false,
+            (Self::Tree(_), Some(dir)) => dir,
+        };
         let mut expected = 0usize;
+        let mut files = HashSet::new();
         for index in range {
             let entry = map.entry(index);
             let path: &[u8] = match entry.below() {
@@ -150,7 +178,7 @@ impl Old {
                     below
                 }
             };
-            let Ok(stat) = rustix::fs::statat(dir, path, AtFlags::SYMLINK_NOFOLLOW) else {
+            let Ok(stat) = rustix::fs::statat(&dir, path, AtFlags::SYMLINK_NOFOLLOW) else {
                 return false;
             };
             let kind = FileType::from_raw_mode(stat.st_mode);
@@ -160,11 +188,13 @@ impl Old {
                     kind == FileType::RegularFile
                         && stat.st_size.cast_unsigned() == size.0
                         && dressed(&stat, entry)
+                        // Two files are not two names of one.
+                        && files.insert(stat.st_ino)
                 }
-                Kind::Symlink { to } => rustix::fs::readlinkat(dir, path, Vec::new())
+                Kind::Symlink { to } => rustix::fs::readlinkat(&dir, path, Vec::new())
                     .is_ok_and(|text| text.as_bytes() == to.as_slice()),
                 Kind::HardLink { to } => {
-                    let first = rustix::fs::statat(dir, map.entry(*to).below(), AtFlags::SYMLINK_NOFOLLOW);
+                    let first = rustix::fs::statat(&dir, map.entry(*to).below(), AtFlags::SYMLINK_NOFOLLOW);
                     first.is_ok_and(|first| (first.st_dev, first.st_ino) == (stat.st_dev, stat.st_ino))
                 }
             };

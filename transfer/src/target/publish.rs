@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use rustix::fs::{Mode, Timespec, Timestamps};
 use rustix::io::Errno;
 use stage_core::assignment::{Final, IfExists};
-use stage_core::chunk::ChunkSet;
+use stage_core::chunk::{ChunkSet, Part};
 use stage_core::digest::RootDigest;
 use stage_core::failure::{Code, Failure};
 use stage_core::manifest::Entry;
@@ -14,7 +14,7 @@ use stage_core::payload::UnitKind;
 use super::Target;
 use super::copy::{Copy, Partial, Unit};
 use super::intent::Intent;
-use super::lay::chunks_of;
+use super::lay::{chunks_of, digest};
 use super::old::{Kin, Old};
 use super::reserve;
 use super::site::{Seen, Site};
@@ -151,6 +151,13 @@ impl Target {
             }
         }
         self.finish()?;
+        // What was shared lies in the new generation too.
+        for unit in units {
+            if let (Some(Partial::Tree(_)), Some(old)) = (unit.partial.get(), &unit.old) {
+                unit.range.clone().for_each(|index| copy.set_own(index));
+                old.let_go();
+            }
+        }
         Ok(false)
     }
 
@@ -192,13 +199,14 @@ impl Target {
                     .and_then(|()| table.sync())
                     .map_err(PublishError::Failed)?;
                 crash_point!("before_rename");
-                site.make_generation(root).map_err(fail("keeping the tree"))?
+                self.make_generation(site, root)
+                    .map_err(fail("keeping the tree"))?
             }
         };
         crash_point!("after_generation");
         if !matches!(site.generation_now(), Ok(Some(now)) if now == generation) {
-            match site.switch(&generation, copy.rule == IfExists::Replace, self.job) {
-                Ok(_) => {}
+            match self.lead(copy, site, &generation)? {
+                Ok(()) => {}
                 Err(Errno::EXIST) => {
                     return Err(PublishError::Unfit(
                         site.exists("now: somebody put it there during the transfer"),
@@ -246,16 +254,19 @@ impl Target {
                 .open_final()
                 .and_then(|file| FileState::of(&file))
                 .is_ok_and(|now| now.same_file(state)),
-            Old::Tree(dir) => {
+            Old::Tree(_) => {
                 let inode =
                     |dir: &rustix::fd::OwnedFd| rustix::fs::fstat(dir).map(|stat| (stat.st_dev, stat.st_ino));
                 let now = unit.site.open_final_dir().and_then(|now| inode(&now));
-                now.is_ok() && now == inode(dir) && old.has_structure(map, unit.range.clone())
+                let was = old.dir().ok_or(Errno::NOENT).and_then(|was| inode(&was));
+                now.is_ok() && now == was && old.has_structure(map, unit.range.clone())
             }
         };
         let untouched = named
             && unit.range.clone().all(|index| match laid.kin[index as usize] {
-                Kin::Twin(twin) => old.is_still(map.entry(index), twin),
+                Kin::Twin(twin) => {
+                    old.is_still(map.entry(index), twin) || self.same_again(old, map, index).is_some()
+                }
                 _ => true,
             });
         if untouched {
@@ -276,7 +287,16 @@ impl Target {
                     return Ok(());
                 }
                 let share = |index: u32, _: &Entry| match laid.kin[index as usize] {
-                    Kin::Twin(twin) if laid.is_twin(index) => unit.share(map, index, twin).map(|()| true),
+                    Kin::Twin(twin) if laid.is_twin(index) => {
+                        let shared = match (unit.share(map, index, twin), &unit.old) {
+                            (Err(Errno::STALE), Some(old)) => match self.same_again(old, map, index) {
+                                Some(now) => unit.share(map, index, now),
+                                None => Err(Errno::STALE),
+                            },
+                            (other, _) => other,
+                        };
+                        shared.map(|()| true)
+                    }
                     _ => Ok(false),
                 };
                 return match tree.finish(map, unit.range.clone(), share) {
@@ -317,6 +337,21 @@ impl Target {
             },
         };
         rustix::fs::futimens(file, &times).map_err(fail("setting the time"))
+    }
+
+    /// Whether a file of the old copy that does not look as it did (another name of it may only have come or gone) still
+    /// has the bytes that its chunks were compared by; then what tells it from a changed one now.
+    fn same_again(&self, old: &Old, map: &Map, index: u32) -> Option<u64> {
+        let now = old.print_of(map.entry(index))?;
+        let layout = self.store.layout();
+        let same = chunks_of(map, layout, index).into_iter().all(|chunk| {
+            let Part::Data(place) = layout.part(chunk) else {
+                return true;
+            };
+            let found = digest(self.copy(), map, self.store.hash(), place, layout.len(chunk)).ok();
+            found.is_some() && found == self.store.table().get(chunk)
+        });
+        (same && old.is_still(map.entry(index), now)).then_some(now)
     }
 
     /// A file of the old copy is not what it was when its chunks were compared: they are to come over the network.
@@ -368,37 +403,6 @@ impl Target {
             let _ = self.store.table().reset();
             PublishError::Failed(unit.site.fault(e, "making the copy durable"))
         })
-    }
-
-    /// Gives one unit its final name.
-    fn name(
-        &self,
-        copy: &Copy,
-        unit: &Unit,
-        inode: (u64, u64),
-        root: &RootDigest,
-    ) -> Result<(), PublishError> {
-        let site = &unit.site;
-        let replace = copy.rule == IfExists::Replace;
-        let named = match site.kind {
-            UnitKind::File => site.rename(replace),
-            UnitKind::Tree => site
-                .generation_of(inode, root)
-                .map_or_else(|| site.make_generation(root), Ok)
-                .and_then(|generation| {
-                    crash_point!("after_generation");
-                    site.switch(&generation, replace, self.job)
-                })
-                .map(drop),
-        };
-        match named {
-            Ok(()) => Ok(()),
-            Err(Errno::EXIST) => Err(PublishError::Unfit(appeared(unit))),
-            Err(Errno::ISDIR | Errno::NOTEMPTY) => Err(PublishError::Unfit(site.wrong_kind("a directory"))),
-            Err(e) => Err(PublishError::Failed(
-                site.fault(e, "giving the copy its final name"),
-            )),
-        }
     }
 
     /// Makes the new names durable and journals that.
@@ -465,6 +469,6 @@ impl Target {
     }
 }
 
-fn appeared(unit: &Unit) -> Failure {
+pub(super) fn appeared(unit: &Unit) -> Failure {
     unit.site.exists("now: somebody put it there during the transfer")
 }

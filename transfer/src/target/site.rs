@@ -18,6 +18,8 @@ use crate::root::Held;
 pub(crate) const GENERATIONS: &str = ".stage";
 /// How many generations of one content may lie beside each other.
 const TWINS: u32 = 100;
+/// How often the directory of generations is made again after somebody removed it because it was empty.
+const TRIES: u32 = 8;
 
 /// See the module.
 #[derive(Debug)]
@@ -48,6 +50,19 @@ pub(super) fn partial_name(job: JobId, unit: usize) -> String {
 /// What is after the `@` of a generation's name: enough of the root to tell contents apart.
 fn mark(root: &RootDigest) -> String {
     root.to_string()[..16].to_owned()
+}
+
+/// This name, and others like it.
+fn twins(name: Vec<u8>) -> impl Iterator<Item = Vec<u8>> {
+    (1..=TWINS).map(move |twin| match twin {
+        1 => name.clone(),
+        _ => [name.as_slice(), format!(".{twin}").as_bytes()].concat(),
+    })
+}
+
+/// What a final name says that leads to a generation.
+fn link_to(generation: &[u8]) -> Vec<u8> {
+    [GENERATIONS.as_bytes(), b"/", generation].concat()
 }
 
 impl Site {
@@ -250,7 +265,48 @@ impl Site {
     }
 
     /// Moves the partial directory to where generations lie, under a name that tells its content; gives that name.
-    pub(super) fn make_generation(&self, root: &RootDigest) -> rustix::io::Result<Vec<u8>> {
+    /// `fresh` is told of the name before, when nothing lies there.
+    pub(super) fn make_generation(
+        &self,
+        root: &RootDigest,
+        fresh: impl Fn(&[u8]),
+    ) -> rustix::io::Result<Vec<u8>> {
+        let dir = self.held.fd();
+        for tries in (0..TRIES).rev() {
+            let all = match self.make_generations() {
+                Err(Errno::NOENT) if tries > 0 => continue,
+                other => other?,
+            };
+            for name in self.generation_names(root) {
+                if rustix::fs::statat(&all, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+                    continue;
+                }
+                fresh(&name);
+                let (from, to) = (self.partial.as_str(), name.as_slice());
+                let moved = match rustix::fs::renameat_with(dir, from, &all, to, RenameFlags::NOREPLACE) {
+                    // File systems without it (NFS): the name is ours alone, and free.
+                    Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                        rustix::fs::renameat(dir, from, &all, to)
+                    }
+                    other => other,
+                };
+                match moved {
+                    Ok(()) => {
+                        rustix::fs::fsync(&all)?;
+                        return Ok(name);
+                    }
+                    Err(Errno::EXIST | Errno::NOTEMPTY) => {}
+                    // Somebody has just removed the directory of generations because it was empty.
+                    Err(Errno::NOENT) if tries > 0 && self.has_partial() => break,
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// The directory where generations lie, made if it is not there.
+    fn make_generations(&self) -> rustix::io::Result<OwnedFd> {
         let dir = self.held.fd();
         match rustix::fs::mkdirat(dir, GENERATIONS, Mode::from_raw_mode(0o755)) {
             Ok(()) => {
@@ -260,79 +316,101 @@ impl Site {
             Err(Errno::EXIST) => {}
             Err(e) => return Err(e),
         }
-        let all = self.open_dir(GENERATIONS.as_bytes())?;
-        for twin in 1..=TWINS {
-            let mut name = [self.name.as_slice(), b"@", mark(root).as_bytes()].concat();
-            if twin > 1 {
-                name.extend(format!(".{twin}").into_bytes());
-            }
-            match rustix::fs::renameat_with(dir, &self.partial, &all, &name, RenameFlags::NOREPLACE) {
-                Ok(()) => {
-                    rustix::fs::fsync(&all)?;
-                    return Ok(name);
-                }
-                Err(Errno::EXIST | Errno::NOTEMPTY) => {}
-                Err(e) => return Err(e),
-            }
-        }
-        Err(Errno::EXIST)
+        self.generations()
+    }
+
+    /// The names that a generation of this content may have.
+    fn generation_names(&self, root: &RootDigest) -> impl Iterator<Item = Vec<u8>> {
+        twins([self.name.as_slice(), b"@", mark(root).as_bytes()].concat())
     }
 
     /// The generation whose directory this is, if it has moved there already.
     pub(crate) fn generation_of(&self, inode: (u64, u64), root: &RootDigest) -> Option<Vec<u8>> {
-        (1..=TWINS)
-            .map(|twin| {
-                let mut name = [self.name.as_slice(), b"@", mark(root).as_bytes()].concat();
-                if twin > 1 {
-                    name.extend(format!(".{twin}").into_bytes());
-                }
-                name
-            })
-            .map_while(|name| {
-                let stat = self.open_generation(&name).and_then(rustix::fs::fstat).ok()?;
-                Some((name, (stat.st_dev, stat.st_ino)))
-            })
-            .find(|(_, found)| *found == inode)
-            .map(|(name, _)| name)
+        // One of a lower number may have gone since, so all are looked at while this costs nothing.
+        self.generation_names(root)
+            .find(|name| self.inode_of_generation(name) == Some(inode))
     }
 
-    /// Lets the final name lead to a generation, by one rename. With `replace`, what stands there goes; a directory that
-    /// is not ours becomes a generation of its own, whose name is given back.
+    /// Device and inode of a generation's directory.
+    pub(super) fn inode_of_generation(&self, generation: &[u8]) -> Option<(u64, u64)> {
+        let stat = self
+            .open_generation(generation)
+            .and_then(rustix::fs::fstat)
+            .ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    /// Device and inode of a directory that is not ours under the final name.
+    pub(super) fn inode_of_foreign(&self) -> Option<(u64, u64)> {
+        let stat = self.open_dir(&self.name).and_then(rustix::fs::fstat).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    /// Lets the final name lead to a generation, by one rename. With `replace`, what stands there goes, if it is no
+    /// directory.
     ///
     /// # Errors
-    /// `EEXIST` if something stands there and stays.
-    pub(super) fn switch(
-        &self,
-        generation: &[u8],
-        replace: bool,
-        job: JobId,
-    ) -> rustix::io::Result<Option<Vec<u8>>> {
+    /// `EEXIST` if something stands there and stays; `EISDIR` or the like if it is a directory.
+    pub(super) fn switch(&self, generation: &[u8], replace: bool) -> rustix::io::Result<()> {
         let dir = self.held.fd();
-        let text = [GENERATIONS.as_bytes(), b"/", generation].concat();
         super::tree::remove(dir, self.partial.as_bytes())?;
-        rustix::fs::symlinkat(text.as_slice(), dir, &self.partial)?;
+        rustix::fs::symlinkat(link_to(generation), dir, &self.partial)?;
         let stale = matches!(self.generation_now(), Ok(Some(old)) if self.open_generation(&old).is_err());
-        match self.rename(replace || stale) {
-            Err(Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST) if replace => {}
-            other => return other.map(|()| None),
+        let renamed = self.rename(replace || stale);
+        if renamed.is_err() {
+            let _ = rustix::fs::unlinkat(dir, &self.partial, AtFlags::empty());
         }
-        let name = self.name.as_slice();
-        rustix::fs::renameat_with(dir, &self.partial, dir, name, RenameFlags::EXCHANGE)?;
-        let old = [name, b"@before-", job.to_string().as_bytes()].concat();
-        let all = self.open_dir(GENERATIONS.as_bytes())?;
-        rustix::fs::renameat(dir, &self.partial, &all, &old)?;
-        Ok(Some(old))
+        renamed
     }
 
-    /// Whether generations lie in this directory.
+    /// The name under which a directory that is not ours is kept when it makes way for a generation.
+    pub(super) fn name_of_foreign(&self, job: JobId) -> rustix::io::Result<Vec<u8>> {
+        let all = self.generations()?;
+        let job: String = job.to_string().chars().filter(|c| *c != '-').take(12).collect();
+        let free = |name: &Vec<u8>| {
+            let stat = rustix::fs::statat(&all, name.as_slice(), AtFlags::SYMLINK_NOFOLLOW);
+            // A link is what was to be exchanged when an earlier run died.
+            !stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+        };
+        twins([self.name.as_slice(), b"@before-", job.as_bytes()].concat())
+            .find(free)
+            .ok_or(Errno::EXIST)
+    }
+
+    /// Lets the final name, where a directory that is not ours stands, lead to a generation, and that directory become a
+    /// generation of its own of the name `kept`: by one exchange.
+    pub(super) fn exchange(&self, generation: &[u8], kept: &[u8]) -> rustix::io::Result<()> {
+        let dir = self.held.fd();
+        let all = self.generations()?;
+        match rustix::fs::unlinkat(&all, kept, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e),
+        }
+        // It says what it has to say once it lies under the final name.
+        rustix::fs::symlinkat(link_to(generation), &all, kept)?;
+        let exchanged =
+            rustix::fs::renameat_with(&all, kept, dir, self.name.as_slice(), RenameFlags::EXCHANGE);
+        if exchanged.is_err() {
+            let _ = rustix::fs::unlinkat(&all, kept, AtFlags::empty());
+        }
+        exchanged?;
+        rustix::fs::fsync(&all)
+    }
+
+    /// The directory where generations lie.
     pub(crate) fn generations(&self) -> rustix::io::Result<OwnedFd> {
         self.open_dir(GENERATIONS.as_bytes())
     }
 
     /// Removes the directory of generations if nothing is in it.
+    pub(super) fn unmake_generations(&self) {
+        let _ = rustix::fs::unlinkat(self.held.fd().as_fd(), GENERATIONS, AtFlags::REMOVEDIR);
+    }
+
+    /// Removes what was made for the payload, as far as it is empty.
     pub(crate) fn unmake(&self) {
         if self.kind == UnitKind::Tree {
-            let _ = rustix::fs::unlinkat(self.held.fd().as_fd(), GENERATIONS, AtFlags::REMOVEDIR);
+            self.unmake_generations();
         }
         self.held.unmake();
     }

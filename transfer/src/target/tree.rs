@@ -118,7 +118,12 @@ impl Tree {
         range: std::ops::Range<u32>,
         share: impl Fn(u32, &'e Entry) -> rustix::io::Result<bool>,
     ) -> Result<(), (Errno, &'e Entry)> {
-        let unfinished = std::mem::take(&mut *self.unfinished.lock().unwrap_or_else(PoisonError::into_inner));
+        // Not taken out: if this fails, it is done again.
+        let unfinished = self
+            .unfinished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         for index in range.clone() {
             let entry = map.entry(index);
             let done = match &entry.kind {
@@ -182,6 +187,33 @@ impl Tree {
             other => other,
         }
     }
+}
+
+/// Takes from a partial that was taken up what it shares with an older copy, and the links in it: a file in it is
+/// written to, and what is not only its own must not be. All of it is made again at the end.
+pub(super) fn unshare(dir: &OwnedFd, map: &Map, range: std::ops::Range<u32>) -> rustix::io::Result<()> {
+    let unlink = |entry: &Entry| match rustix::fs::unlinkat(dir, entry.below(), AtFlags::empty()) {
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+        // A directory may have its final mode already, which keeps us out.
+        Err(Errno::ACCESS) => {
+            let parent = &entry.below()[..entry.below().len() - entry.name().len()];
+            let parent = if parent.is_empty() { b"." } else { parent };
+            rustix::fs::chmodat(dir, parent, Mode::RWXU, AtFlags::empty())?;
+            rustix::fs::unlinkat(dir, entry.below(), AtFlags::empty())
+        }
+        other => other,
+    };
+    let of = |range: std::ops::Range<u32>| range.map(|index| map.entry(index));
+    for entry in of(range.clone()).filter(|entry| matches!(entry.kind, Kind::HardLink { .. })) {
+        unlink(entry)?;
+    }
+    for entry in of(range).filter(|entry| matches!(entry.kind, Kind::File { .. })) {
+        let stat = rustix::fs::statat(dir, entry.below(), AtFlags::SYMLINK_NOFOLLOW);
+        if stat.is_ok_and(|stat| stat.st_nlink > 1) {
+            unlink(entry)?;
+        }
+    }
+    Ok(())
 }
 
 /// Gives a large file its size, and its blocks where it has no holes and the file system can.

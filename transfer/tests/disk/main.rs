@@ -15,4 +15,5 @@ mod life;
 mod locate;
 mod places;
 mod present;
+mod tree;
 mod unpack;
