@@ -13,6 +13,7 @@
 //! | `advance` | from phase to phase |
 //! | `orders` | what each node should be told |
 //! | `replan` | new parents while the job runs |
+//! | `retry` | taking up again what waits or has failed |
 //! | `view` | what people see, and the exit code |
 
 mod advance;
@@ -21,6 +22,7 @@ mod orders;
 mod record;
 mod replan;
 mod reports;
+mod retry;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -144,6 +146,13 @@ pub enum Event {
     },
     /// Someone cancelled the job, or these nodes' part in it.
     Cancel(Option<Vec<NodeName>>),
+    /// Someone wants what is missing tried again now. Of a job that has ended only where [`Job::can_be_revived`].
+    Retry {
+        /// Another node that has the payload under the same path; only where the job is revived.
+        source: Option<NodeName>,
+        /// Where all nodes concerned are: one that has ended was not told.
+        standing: BTreeMap<NodeName, Standing>,
+    },
     /// A newer job took the path over on these nodes.
     Superseded(JobId, Vec<NodeName>),
     /// The time of [`Effect::Wake`] has come.
@@ -294,7 +303,7 @@ impl Job {
             .enumerate()
             .map(|(i, n)| (n.clone(), i))
             .collect();
-        let waited = Duration::from_millis(now.unix_ms.saturating_sub(record.submitted_unix_ms));
+        let waited = Duration::from_millis(now.unix_ms.saturating_sub(record.awaited_unix_ms));
         Self {
             wait_until: now.up + spec.wait_for.saturating_sub(waited),
             index,
@@ -354,7 +363,15 @@ impl Job {
 
     /// Whether the node has a part in the job.
     pub fn concerns(&self, node: &NodeName) -> bool {
-        *node == self.spec.source || self.index.contains_key(node)
+        *node == self.spec.source || self.index.contains_key(node) || self.record.former.contains(node)
+    }
+
+    /// The connected nodes that were told something and have not said yet that they did it.
+    pub fn unapplied(&self) -> impl Iterator<Item = &NodeName> {
+        self.told
+            .iter()
+            .filter(|(node, told)| !told.applied && self.is_up(node))
+            .map(|(node, _)| node)
     }
 
     /// The nodes on which the job would still write under this job's path: those that a newer push supersedes.
@@ -406,6 +423,7 @@ impl Job {
     fn touch_all(&mut self) {
         self.touched.insert(self.spec.source.clone());
         self.touched.extend(self.spec.targets.iter().cloned());
+        self.touched.extend(self.record.former.iter().cloned());
     }
 
     fn set_phase(&mut self, phase: Phase) {

@@ -191,6 +191,24 @@ impl Push {
         self.run_of(i).children.iter().map(ToString::to_string).collect()
     }
 
+    /// A retry, with all nodes up.
+    fn retry(&mut self, source: Option<usize>) {
+        let standing = (0..=9)
+            .map(|i| {
+                let standing = Standing {
+                    presence: Presence::Up,
+                    drained: false,
+                    addresses: vec![format!("10.0.0.{}:7701", i + 1).parse().unwrap()],
+                };
+                (node(i), standing)
+            })
+            .collect();
+        self.apply(Event::Retry {
+            source: source.map(node),
+            standing,
+        });
+    }
+
     fn state(&self, i: usize) -> TargetState {
         self.job.targets()[i - 1].state
     }
@@ -477,4 +495,115 @@ fn the_exit_code_follows_the_targets() {
     push.finish();
     push.publish(2);
     assert_eq!((push.job.phase(), push.job.exit()), (Phase::Partial, 5));
+}
+
+#[test]
+fn a_retry_goes_on_from_what_is_kept_of_a_lost_source() {
+    let mut push = Push::run(3);
+    push.apply(Event::Cancel(Some(vec![node(3)])));
+    push.apply(Event::Away(node(0)));
+    push.later(50);
+    assert!(push.job.can_be_revived());
+    assert_eq!(push.job.missing(), [node(1), node(2), node(3)]);
+    let before = push.told[&node(1)].rank();
+
+    push.retry(None);
+    assert_eq!(
+        (push.job.phase(), push.job.record().revived),
+        (Phase::Preparing, 1)
+    );
+    assert!(!push.job.can_be_revived() && !push.job.is_settled());
+    assert!(matches!(push.told[&node(0)].order, Order::PrepareSource(_)));
+    push.look();
+    assert!(matches!(push.told[&node(1)].order, Order::PrepareTarget { .. }));
+    assert!(push.told[&node(1)].rank() > before);
+    assert_eq!(push.state(3), TargetState::Cancelled, "someone took it out");
+    push.ready(1);
+    push.ready(2);
+    assert_eq!(push.job.phase(), Phase::Running);
+    assert_eq!(push.parents(2), ["n1", "n0"]);
+    push.finish();
+    push.publish(1);
+    push.publish(2);
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Partial, 5));
+    assert!(!push.job.can_be_revived());
+    assert_eq!(push.job.missing(), [] as [NodeName; 0]);
+}
+
+#[test]
+fn a_retry_that_comes_too_soon_or_too_late_drops_nothing() {
+    let mut push = Push::run(1);
+    push.apply(Event::Away(node(0)));
+    push.later(50);
+    push.retry(None);
+    // It is gone again before it has said anything.
+    push.apply(Event::Away(node(0)));
+    assert_eq!((push.job.phase(), push.job.exit()), (Phase::Failed, 6));
+    assert!(push.job.can_be_revived());
+    assert!(!matches!(push.told[&node(1)].order, Order::Cancel));
+    push.retry(None);
+    push.look();
+    push.answer(1, Prepared::Unfit(failure(Code::NoSpace)));
+    assert_eq!(push.job.record().failure.as_ref().unwrap().code, Code::NoSpace);
+    assert!(push.job.can_be_revived());
+    push.later(24 * 3600);
+    assert!(!push.job.can_be_revived());
+    assert!(matches!(push.told[&node(1)].order, Order::Cancel));
+    push.retry(None);
+    assert_eq!(push.job.phase(), Phase::Failed);
+}
+
+#[test]
+fn a_retry_may_name_another_source() {
+    let mut push = Push::run(2);
+    push.apply(Event::Away(node(0)));
+    push.later(50);
+    push.retry(Some(2));
+    assert_eq!(push.job.spec().source, node(2));
+    assert!(matches!(push.told[&node(2)].order, Order::PrepareSource(_)));
+    assert!(
+        matches!(push.told[&node(0)].order, Order::Cancel),
+        "it need not come back"
+    );
+    let manifest = Manifest::single_file(b"x", ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
+    let payload = Payload::of(&manifest).unwrap();
+    push.answer(2, Prepared::Source { payload });
+    push.ready(1);
+    push.ready(2);
+    assert_eq!(push.parents(1), ["n2"]);
+    assert_eq!(push.run_of(2).parents[0].node, node(2), "its own copy");
+}
+
+#[test]
+fn a_retry_of_an_open_job_asks_at_once() {
+    let mut push = Push::run(3);
+    push.apply(Event::Outcome(node(2), Outcome::Unfit(failure(Code::NoSpace))));
+    push.apply(Event::Outcome(node(3), Outcome::Failed(failure(Code::Io))));
+    push.finish();
+    push.publish(1);
+    assert_eq!((push.job.phase(), push.job.is_settled()), (Phase::Open, true));
+    push.retry(None);
+    for i in [2, 3] {
+        assert!(matches!(push.told[&node(i)].order, Order::PrepareTarget { .. }));
+    }
+    assert!(!push.job.is_settled(), "they are asked");
+    push.ready(2);
+    push.answer(3, Prepared::Unfit(failure(Code::Io)));
+    assert_eq!(push.state(2), TargetState::Receiving);
+    assert_eq!((push.job.phase(), push.job.is_settled()), (Phase::Open, false));
+    push.publish(2);
+    assert!(push.job.is_settled(), "n3 is awaited");
+}
+
+#[test]
+fn a_cancel_is_done_when_all_have_applied_it() {
+    let mut push = Push::run(2);
+    let names = |push: &Push| push.job.unapplied().cloned().collect::<Vec<_>>();
+    push.apply(Event::Cancel(None));
+    assert_eq!(names(&push), [node(0), node(1), node(2)]);
+    for i in [0, 1] {
+        let version = push.told[&node(i)].version;
+        push.apply(Event::Applied(node(i), Epoch(1), version));
+    }
+    assert_eq!(names(&push), [node(2)]);
 }

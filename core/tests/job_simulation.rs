@@ -451,6 +451,9 @@ impl World {
         match assignment.order {
             Order::PrepareSource(_) => {
                 self.agents[i].held = true;
+                // Of a job that is taken up again: all is read anew.
+                self.agents[i].declared = false;
+                self.agents[i].hashed = 0;
                 let manifest = Manifest::single_file(b"x", ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
                 let payload = Payload::of(&manifest).unwrap();
                 self.up(i, Event::Prepared(node(i), version, Prepared::Source { payload }));
@@ -639,6 +642,47 @@ impl World {
         }
     }
 
+    /// Someone tries again what is missing.
+    fn retry(&mut self) {
+        let standing = self
+            .agents
+            .iter()
+            .enumerate()
+            .map(|(i, agent)| {
+                let standing = Standing {
+                    presence: if agent.connected {
+                        Presence::Up
+                    } else {
+                        Presence::Away
+                    },
+                    drained: false,
+                    addresses: vec!["10.0.0.1:7701".parse().unwrap()],
+                };
+                (node(i), standing)
+            })
+            .collect();
+        self.apply(Event::Retry {
+            source: None,
+            standing,
+        });
+    }
+
+    /// A job that lost its source is taken up again once that is back.
+    fn revive(&mut self) -> bool {
+        let revivable = |world: &Self| world.job.as_ref().is_none_or(Job::can_be_revived);
+        if !revivable(self) || !self.dice.chance(80) {
+            return false;
+        }
+        for _ in 0..400 {
+            self.step();
+            if revivable(self) && self.job.is_some() && self.agents[0].connected {
+                self.retry();
+                return !self.has_ended();
+            }
+        }
+        false
+    }
+
     fn has_ended(&self) -> bool {
         self.job.as_ref().is_some_and(|job| job.phase().is_ended())
     }
@@ -687,11 +731,7 @@ impl World {
             }
             assert_eq!(view.nodes[at].state, states[at]);
         }
-        let kept = job
-            .record()
-            .failure
-            .as_ref()
-            .is_some_and(|failure| failure.code == Code::SourceLost);
+        let kept = job.record().kept;
         for (i, agent) in self.agents.iter().enumerate() {
             if agent.connected && !kept {
                 assert!(!agent.held || agent.let_go, "n{i} was not let go");
@@ -701,12 +741,23 @@ impl World {
     }
 }
 
-fn simulate(seed: u64) -> (Phase, u8) {
+fn simulate(seed: u64) -> (Phase, u8, bool) {
     let mut world = World::new(seed);
     world.begin();
     let cancel_at = world.dice.chance(10).then(|| 60_000 + world.dice.below(30_000));
-    while !world.has_ended() && world.now < END {
+    let retry_at = world.dice.chance(30).then(|| 60_000 + world.dice.below(200_000));
+    let mut retries = 3;
+    while world.now < END {
+        if world.has_ended() {
+            retries -= 1;
+            if retries == 0 || !world.revive() {
+                break;
+            }
+        }
         world.step();
+        if retry_at.is_some_and(|at| at <= world.now && at + STEP > world.now) {
+            world.retry();
+        }
         if cancel_at.is_some_and(|at| at <= world.now && at + STEP > world.now) {
             world.apply(Event::Cancel(None));
         }
@@ -733,7 +784,7 @@ fn simulate(seed: u64) -> (Phase, u8) {
     world.check();
     let job = world.job.as_ref().unwrap();
     assert_eq!(world.seed, seed);
-    (job.phase(), job.exit())
+    (job.phase(), job.exit(), job.record().revived > 0)
 }
 
 struct Named(u64);
@@ -753,7 +804,7 @@ fn every_job_ends_and_tells_the_truth() {
         None => 0..500,
     };
     let one = seeds.end - seeds.start == 1;
-    let mut ends: BTreeMap<(Phase, u8), u32> = BTreeMap::new();
+    let mut ends: BTreeMap<(Phase, u8, bool), u32> = BTreeMap::new();
     for seed in seeds {
         let name = Named(seed);
         *ends.entry(simulate(seed)).or_default() += 1;
@@ -761,7 +812,12 @@ fn every_job_ends_and_tells_the_truth() {
     }
     // A simulation in which nothing ever went wrong, or nothing ever went well, would prove nothing.
     if !one {
-        let has = |phase| ends.keys().any(|(end, _)| *end == phase);
+        let has = |phase| ends.keys().any(|(end, ..)| *end == phase);
+        let revived = |end| ends.keys().any(|(phase, _, revived)| *revived && *phase == end);
+        assert!(
+            revived(Phase::Done),
+            "none was taken up again and ended well: {ends:?}"
+        );
         assert!(
             has(Phase::Done) && has(Phase::Partial) && has(Phase::Failed) && has(Phase::Cancelled),
             "{ends:?}"

@@ -170,7 +170,10 @@ impl Job {
                     "the source {source} has been away for {} s",
                     SOURCE_LOST.as_secs()
                 ),
-                "start its agent and push again: what the targets have is kept for 24 h",
+                format!(
+                    "start its agent, then `stage retry {}`: what the targets have is kept for 24 h",
+                    self.spec.id
+                ),
             )
             .on(&source)
             .at(self.source_path());
@@ -186,7 +189,7 @@ impl Job {
             let failure = Failure::new(
                 Code::SourceLost,
                 "no node that has the whole payload can be reached",
-                "start the source's agent and push again",
+                format!("start the source's agent, then `stage retry {}`", self.spec.id),
             );
             for at in 0..self.targets.len() {
                 if self.targets[at].state.is_busy() {
@@ -272,8 +275,12 @@ impl Job {
             .all(|target| target.state.is_good() || (target.drained && target.state == TargetState::Unfit))
     }
 
-    /// The job ends before a byte moved.
+    /// The job ends before a byte moved. Of one that was taken up again, bytes did move, and are kept for the next try.
     pub(super) fn refuse(&mut self, failure: Failure) {
+        if self.record.revived > 0 {
+            self.record.kept = true;
+            return self.fail(failure);
+        }
         self.record.refused = true;
         for at in 0..self.targets.len() {
             if self.targets[at].state.is_busy() {
@@ -291,6 +298,8 @@ impl Job {
                 self.set_state(at, TargetState::Failed, Some(failure.clone()));
             }
         }
+        // With its source the job could go on; but what came through a pipe comes never again.
+        self.record.kept |= failure.code == Code::SourceLost && !self.spec.is_stream();
         self.record.failure = Some(failure);
         self.set_phase(Phase::Failed);
     }

@@ -93,8 +93,13 @@ impl Job {
                         self.withdraw(at, TargetState::Cancelled);
                     }
                     self.set_phase(Phase::Cancelled);
+                } else if std::mem::take(&mut self.record.kept) {
+                    // Nobody will try it again: what its targets keep goes.
+                    self.dirty_record = true;
+                    self.touch_all();
                 }
             }
+            Event::Retry { source, standing } => self.retry(source, standing),
             Event::Cancel(Some(nodes)) => self.withdraw_all(&nodes, TargetState::Cancelled),
             Event::Superseded(by, nodes) => {
                 for node in &nodes {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{Changes, Effect, Job, KEEP, Phase, RESEND, TargetState, Told};
 use crate::assignment::{Assignment, Order, Peer, Run, SourceSpec, StreamChoice};
-use crate::failure::Code;
 use crate::id::NodeName;
 use crate::plan::{Hop, Request};
 use crate::units::Rate;
@@ -16,6 +15,10 @@ impl Job {
         let is_source = *node == self.spec.source;
         let at = self.index.get(node).copied();
         let state = at.map(|at| self.targets[at].state);
+        if !is_source && at.is_none() {
+            // Another took its place.
+            return Some((Order::Cancel, 0));
+        }
         let prepare = |at: usize| {
             let payload = self.record.payload.clone()?;
             let order = Order::PrepareTarget {
@@ -56,26 +59,15 @@ impl Job {
                 Some((Order::Release { sha256 }, 0))
             }
             Phase::Cancelled => Some((Order::Cancel, 0)),
-            // What the targets have is kept for some time: a push of the same payload goes on from there.
-            Phase::Failed if self.source_was_lost() && !self.kept_long_enough() => None,
+            // What the targets have is kept for some time: a retry goes on from there.
+            Phase::Failed if self.record.kept && !self.kept_long_enough() => None,
             Phase::Failed => Some((Order::Cancel, 0)),
         }
     }
 
-    fn source_was_lost(&self) -> bool {
-        // What came through a pipe comes never again.
-        let comes_again = self
-            .record
-            .payload
-            .as_ref()
-            .is_some_and(|payload| !payload.is_stream());
-        let failure = self.record.failure.as_ref();
-        comes_again && failure.is_some_and(|failure| failure.code == Code::SourceLost && !self.record.refused)
-    }
-
-    /// Until when the partials of a job that lost its source are kept, as [`super::Now::up`].
+    /// Until when the partials of a job that failed for now are kept, as [`super::Now::up`].
     pub(super) fn keep_until(&self) -> Option<Duration> {
-        let ended = self.record.ended_unix_ms.filter(|_| self.source_was_lost())?;
+        let ended = self.record.ended_unix_ms.filter(|_| self.record.kept)?;
         let since = Duration::from_millis(self.now.unix_ms.saturating_sub(ended));
         Some(self.now.up + KEEP.saturating_sub(since))
     }
@@ -323,6 +315,7 @@ impl Job {
         }
         self.record.payload.is_some()
             && (*node == self.spec.source
+                || self.record.former.contains(node)
                 || self
                     .index
                     .get(node)

@@ -26,7 +26,7 @@ pub enum UnfitRule {
     Fail,
 }
 
-/// What was asked for. Never changes.
+/// What was asked for. Never changes, but for the source, which a retry may name anew.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
     /// The job's id, made by the client.
@@ -57,7 +57,7 @@ pub struct Spec {
     pub source_limit: Option<Rate>,
     /// `--unfit`.
     pub unfit: UnfitRule,
-    /// `--wait-for`: how long after the submit unfit targets are awaited.
+    /// `--wait-for`: how long after the submit, or the last retry, unfit targets are awaited.
     pub wait_for: Duration,
     /// `--expect`: publish only if the files' digests are these.
     pub expect: Vec<Expectation>,
@@ -83,6 +83,11 @@ impl Spec {
                 .collect::<BTreeSet<_>>()
         };
         !names(self).is_disjoint(&names(other))
+    }
+
+    /// Whether the payload comes through a pipe.
+    pub fn is_stream(&self) -> bool {
+        self.paths.iter().any(SourcePath::is_stream)
     }
 
     /// The payload's name as text fit for a terminal.
@@ -298,6 +303,12 @@ pub struct Record {
     pub failure: Option<Failure>,
     /// It failed before any byte moved.
     pub refused: bool,
+    /// It failed, and what the targets have of it is kept for some time: `stage retry` goes on from there.
+    pub kept: bool,
+    /// How often it was taken up again after it had failed.
+    pub revived: u32,
+    /// Nodes that were its source before a retry named another.
+    pub former: BTreeSet<NodeName>,
     /// What people should know, newest last.
     pub remarks: Vec<String>,
     /// Nodes that serve nobody any more.
@@ -308,6 +319,8 @@ pub struct Record {
     pub addresses: BTreeMap<NodeName, Vec<SocketAddr>>,
     /// Wall clock of the submit.
     pub submitted_unix_ms: u64,
+    /// Wall clock from which `--wait-for` counts: of the submit, or of the last retry.
+    pub awaited_unix_ms: u64,
     /// Wall clock of the end; for an open job, of when it settled.
     pub ended_unix_ms: Option<u64>,
     /// The source's counters as of the last commit.
@@ -330,11 +343,15 @@ impl Record {
             source_ended: false,
             failure: None,
             refused: false,
+            kept: false,
+            revived: 0,
+            former: BTreeSet::new(),
             remarks: Vec::new(),
             quarantined: BTreeSet::new(),
             corrupt: BTreeMap::new(),
             addresses: BTreeMap::new(),
             submitted_unix_ms: unix_ms,
+            awaited_unix_ms: unix_ms,
             ended_unix_ms: None,
             source_bytes_read: 0,
             source_bytes_sent: 0,

@@ -135,7 +135,12 @@ fn rate(bytes: u64, time: Duration) -> Rate {
 impl Job {
     /// Whether a command that watches may return: every fit target has ended and the digest is known.
     pub fn is_settled(&self) -> bool {
-        self.record.phase.is_ended() || self.record.phase == Phase::Open
+        // Of an open job: not while some that it waited for are asked, or receive after all.
+        let at_rest = || {
+            !self.targets.iter().any(|target| target.state.is_busy())
+                && !self.live.iter().any(|live| live.probing)
+        };
+        self.record.phase.is_ended() || (self.record.phase == Phase::Open && at_rest())
     }
 
     /// The exit code of a command that returns now.
