@@ -103,6 +103,8 @@ pub(crate) struct Job {
     fin: Option<Final>,
     /// The last order to run.
     run: Option<Run>,
+    /// What the target was prepared for last.
+    payload: Option<Payload>,
     /// Of a source, between looking and sending.
     look: Option<Look>,
     complete: bool,
@@ -129,6 +131,7 @@ impl Job {
             fin: None,
             run: None,
             look: None,
+            payload: None,
             complete: false,
             ended: false,
             published: false,
@@ -195,6 +198,8 @@ impl Job {
 
     async fn prepare_source(&mut self, version: PlanVersion, spec: SourceSpec) {
         let node = self.context.node.clone();
+        // Of a job that is taken up again: what it read counts no more.
+        self.end_files().await;
         if let [stream] = spec.paths.as_slice()
             && stream.is_stream()
         {
@@ -223,14 +228,19 @@ impl Job {
         payload: Payload,
         hash: ChunkHash,
     ) {
-        if self.ended {
-            // Unfit or failed before, asked again: begin anew with what is on disk.
+        if self.ended || self.payload.as_ref().is_some_and(|of| *of != payload) {
+            // Unfit or failed before, asked again, or a retry of a source that is another by now: begins anew with what
+            // is on disk.
             self.halt_target().await;
+            self.live.parts().store = None;
             self.target = None;
             self.ended = false;
             self.complete = false;
             self.context.outbox.retract_outcome(self.id);
         }
+        // The order to run brings it, and it may be another.
+        self.fin = None;
+        self.payload = Some(payload.clone());
         let prepared = match &self.target {
             Some(target) => ready(target),
             None => match self.open_target(spec, payload, hash).await {
@@ -273,8 +283,10 @@ impl Job {
     async fn be(&mut self, run: Run) {
         self.run = Some(run.clone());
         self.begun.get_or_insert_with(Instant::now);
-        if let Some(spec) = &run.source {
-            self.be_source(&run, spec).await;
+        match &run.source {
+            Some(spec) => self.be_source(&run, spec).await,
+            // A retry named another one.
+            None => self.end_files().await,
         }
         if let Some(spec) = &run.target {
             self.be_target(&run, spec).await;
@@ -559,6 +571,20 @@ impl Job {
         if self.source.is_none() {
             parts.serving = None;
             self.serving = None;
+        }
+    }
+
+    /// A source that reads files ends, and what it said is taken back.
+    async fn end_files(&mut self) {
+        if !matches!(self.source.as_deref(), Some(Origin::Files(_))) {
+            return;
+        }
+        if let Some(source) = self.source.take() {
+            self.live.parts().source = None;
+            source.stop().await;
+            // What it said while it was stopped.
+            while self.source_events.1.try_recv().is_ok() {}
+            self.context.outbox.retract_source(self.id);
         }
     }
 

@@ -107,6 +107,13 @@ impl Outbox {
         self.entries().remove(&(job, Kind::Outcome));
     }
 
+    /// Takes back what a source said: it begins anew.
+    pub(crate) fn retract_source(&self, job: JobId) {
+        self.entries().retain(|(of, kind), _| {
+            *of != job || !matches!(kind, Kind::Final | Kind::Sha256 | Kind::SourceFailed)
+        });
+    }
+
     pub(crate) fn moved(&self, job: JobId, from: &NodeName, to: &NodeName, why: String) {
         let body = v1::Moved {
             job: job.to_string(),

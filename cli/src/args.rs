@@ -96,6 +96,8 @@ pub(crate) enum Command {
     Nodes(Nodes),
     /// End a job; copies that are published stay, nothing else does
     Cancel(Cancel),
+    /// Try what is missing of a job again: at once, and only that
+    Retry(Retry),
     /// Show what is staged where
     Ls(Ls),
     /// Hash copies again and compare them with what was published
@@ -481,6 +483,29 @@ pub(crate) struct Cancel {
     pub output: Output,
 }
 
+/// `stage retry`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An open job asks the targets that it waits for at once, instead of at their
+next turn. One that lost its source goes on under its id from what the targets
+kept of it (for 24 h), once the source is back or another is named. Of any
+other end, a new job brings the payload to the targets that do not have it.
+
+Exit: as `stage push`; 0 too where nothing was missing.")]
+pub(crate) struct Retry {
+    /// The job
+    pub job: JobId,
+    /// Another node that has the payload, under the same path [default: the same source]
+    #[arg(long, value_name = "NODE")]
+    pub from: Option<NodeName>,
+    /// Return at once, and print the id of the job that goes on
+    #[arg(long)]
+    pub detach: bool,
+    /// How it is shown
+    #[command(flatten)]
+    pub output: Output,
+}
+
 /// `stage topology`.
 #[derive(Debug, Args)]
 pub(crate) struct Topology {
@@ -696,6 +721,7 @@ impl Command {
                 Some(NodesAction::Drain { output, .. } | NodesAction::Resume { output, .. }) => output.json,
             },
             Self::Cancel(cancel) => cancel.output.json,
+            Self::Retry(retry) => retry.output.json,
             Self::Ls(ls) => ls.output.json,
             Self::Verify(verify) => verify.output.json,
             Self::Rm(rm) => rm.output.json,
@@ -768,6 +794,7 @@ mod tests {
             "stage status --watch",
             "stage status 7",
             "stage cancel",
+            "stage retry",
             "stage ls --digest abc",
             "stage rm genome.db",
             "stage rm --from all",

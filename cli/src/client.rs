@@ -36,6 +36,28 @@ pub(crate) struct Client {
     calls: OperatorClient<Channel>,
 }
 
+/// What became of a cancel.
+#[derive(Debug)]
+pub(crate) struct Cancelled {
+    /// The job had ended before, in this state.
+    pub ended: Option<String>,
+    /// Connected nodes that have not said yet that they did it.
+    pub waiting: Vec<String>,
+}
+
+/// What a retry came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retried {
+    /// Nothing is missing, or nothing that may be tried again.
+    Nothing,
+    /// The job is under way: who is awaited is asked again now.
+    Asked,
+    /// It had failed, and goes on from what its targets kept.
+    Revived,
+    /// There is a new job for what is missing.
+    Anew,
+}
+
 /// Runs a call and reads the failure that its answer may carry.
 macro_rules! call {
     ($client:expr, $method:ident, $request:expr) => {
@@ -138,13 +160,53 @@ impl Client {
     ///
     /// # Errors
     /// The coordinator refused, or went away.
-    pub(crate) async fn cancel(&mut self, job: JobId, nodes: Option<String>) -> Result<(), Error> {
+    pub(crate) async fn cancel(&mut self, job: JobId, nodes: Option<String>) -> Result<Cancelled, Error> {
         let request = v1::CancelRequest {
             hello: Some(hello()),
             job: job.to_string(),
             nodes: nodes.unwrap_or_default(),
         };
-        accept(call!(self, cancel, request)?.failure.as_ref())
+        let reply = call!(self, cancel, request)?;
+        accept(reply.failure.as_ref())?;
+        Ok(Cancelled {
+            ended: Some(reply.ended).filter(|state| !state.is_empty()),
+            waiting: reply.waiting,
+        })
+    }
+
+    /// Tries what is missing of a job again. `new` is the id of a new job, should there have to be one: sent twice, it
+    /// is one. Gives the job that goes on.
+    ///
+    /// # Errors
+    /// The coordinator refused, or went away.
+    pub(crate) async fn retry(
+        &mut self,
+        job: JobId,
+        from: Option<&NodeName>,
+        new: JobId,
+    ) -> Result<(JobId, Retried), Error> {
+        let request = v1::RetryRequest {
+            hello: Some(hello()),
+            job: job.to_string(),
+            from: from.map(ToString::to_string).unwrap_or_default(),
+            new_job: new.to_string(),
+        };
+        let reply = call!(self, retry, request)?;
+        accept(reply.failure.as_ref())?;
+        let retried = match reply.retried() {
+            v1::Retried::Nothing => Retried::Nothing,
+            v1::Retried::Asked => Retried::Asked,
+            v1::Retried::Revived => Retried::Revived,
+            v1::Retried::Anew => Retried::Anew,
+            v1::Retried::Unspecified => {
+                return Err(strange(&WireError {
+                    field: "retried",
+                    why: "is not known".to_owned(),
+                }));
+            }
+        };
+        let job = stage_proto::convert::parse("job", &reply.job).map_err(|error| strange(&error))?;
+        Ok((job, retried))
     }
 
     /// The cluster's nodes.

@@ -21,6 +21,7 @@ pub const TABLE: &[(&str, &str, Who)] = &[
     ("Operator", "Watch", Who::Operator),
     ("Operator", "Jobs", Who::Operator),
     ("Operator", "Cancel", Who::Operator),
+    ("Operator", "Retry", Who::Operator),
     ("Operator", "Nodes", Who::Operator),
     ("Operator", "Drain", Who::Operator),
     ("Operator", "List", Who::Operator),

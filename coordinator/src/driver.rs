@@ -4,6 +4,7 @@
 mod asks;
 mod command;
 mod jobs;
+mod retry;
 mod submit;
 
 use std::collections::BTreeMap;
@@ -32,10 +33,12 @@ use crate::store::{Change, Writer};
 
 pub(crate) use asks::Answers;
 pub(crate) use command::{Command, Report, View};
+pub(crate) use retry::{Cancelled, Retried};
 pub(crate) use submit::{Join, Submit};
 
 use asks::Asks;
 use jobs::Entry;
+use retry::Cancelling;
 
 /// Commands taken together at most, for one commit.
 const TOGETHER: usize = 256;
@@ -108,6 +111,7 @@ pub(crate) struct Driver {
     order: Vec<JobId>,
     looks: BTreeMap<JobId, Look>,
     asks: Asks,
+    cancels: Vec<Cancelling>,
     /// What agents said of each job among the commands taken together.
     reports: BTreeMap<JobId, Vec<Event>>,
     planning: JoinSet<(Asker, Result<Plan, PlanError>)>,
@@ -137,6 +141,7 @@ impl Driver {
             order: Vec::new(),
             looks: BTreeMap::new(),
             asks: Asks::default(),
+            cancels: Vec::new(),
             reports: BTreeMap::new(),
             planning: JoinSet::new(),
             leases_at: Duration::ZERO,
@@ -211,8 +216,14 @@ impl Driver {
             Command::Watch { job, reply } => out.after.push(After::Watch(job, reply)),
             Command::Jobs { limit, reply } => out.after.push(After::Jobs(limit, reply)),
             Command::Nodes { reply } => out.after.push(After::Nodes(reply)),
-            Command::Cancel { job, nodes, reply } => {
-                let result = self.cancel(job, &nodes, now, out);
+            Command::Cancel { job, nodes, reply } => self.cancel(job, &nodes, reply, now, out),
+            Command::Retry {
+                job,
+                from,
+                new,
+                reply,
+            } => {
+                let result = self.retry(job, from, new, now, out);
                 out.answer(reply, result);
             }
             Command::Drain { nodes, drain, reply } => match self.drain(&nodes, drain, now, out) {
@@ -248,7 +259,7 @@ impl Driver {
                 registration,
                 session,
                 reply,
-            } => self.register(*registration, session, reply, now, out),
+            } => self.register(&registration, session, reply, now, out),
             Command::Report {
                 node,
                 session,
@@ -269,16 +280,13 @@ impl Driver {
 
     fn register(
         &mut self,
-        registration: crate::fleet::Registration,
+        registration: &crate::fleet::Registration,
         session: Session,
         reply: oneshot::Sender<Result<(), Failure>>,
         now: Now,
         out: &mut Outbox,
     ) {
-        if let Err(failure) = self
-            .fleet
-            .admit(&registration, &self.setup.topology, self.cluster)
-        {
+        if let Err(failure) = self.fleet.admit(registration, &self.setup.topology, self.cluster) {
             tracing::warn!(node = %registration.node, code = %failure.code, %failure, "an agent was refused");
             self.fleet.refuse(
                 registration.node.as_str(),
@@ -299,7 +307,7 @@ impl Driver {
         }
         let node = registration.node.clone();
         tracing::info!(%node, version = registration.version, jobs = registration.jobs.len(), "agent registered");
-        self.fleet.register(&registration, session, now);
+        self.fleet.register(registration, session, now);
         self.asks_lost(&node, None);
         self.measurements.windows(&node, registration.windows);
         out.answer(reply, Ok(()));
@@ -310,15 +318,8 @@ impl Driver {
         };
         out.after
             .push(After::Send(node.clone(), Box::new(Body::Welcome(welcome))));
-        let mut held = Vec::new();
-        for (job, outcome) in registration.jobs {
-            held.push(job);
-            if let Some(outcome) = outcome {
-                self.apply(job, Event::Outcome(node.clone(), outcome), now, out);
-            }
-        }
         for id in self.order.clone() {
-            let holds = held.contains(&id);
+            let holds = registration.jobs.contains(&id);
             let Some(entry) = self.jobs.get(&id) else { continue };
             if entry.job.concerns(&node) && (holds || !entry.job.phase().is_ended()) {
                 let event = Event::Up {
@@ -388,6 +389,7 @@ impl Driver {
             }
         }
         self.turn_asks(now, out);
+        self.turn_cancels(now, out);
         let due: Vec<JobId> = self
             .jobs
             .iter()
@@ -427,6 +429,7 @@ impl Driver {
         let looks = self.looks.values().map(|look| look.until);
         jobs.chain(looks)
             .chain(self.asks.next())
+            .chain(self.cancels.iter().map(|cancel| cancel.until))
             .fold(self.leases_at, Duration::min)
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use stage_core::assignment::{Outcome, Place};
+use stage_core::assignment::Place;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{ClusterId, Epoch, InstanceId, JobId, NodeName};
 use stage_core::job::{LEASE, Now, Presence, Standing};
@@ -34,7 +34,7 @@ pub(crate) struct Registration {
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) roots: Vec<v1::RootReport>,
     pub(crate) windows: Option<WindowLimits>,
-    pub(crate) jobs: Vec<(JobId, Option<Outcome>)>,
+    pub(crate) jobs: Vec<JobId>,
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) epoch: Epoch,
 }

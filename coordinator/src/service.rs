@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use prost::Message as _;
 use stage_core::ask::Question;
 use stage_core::failure::{Code, Failure};
+use stage_core::job::Phase;
 use stage_net::grpc::Caller;
 use stage_proto::v1;
 use tokio::sync::{mpsc, oneshot};
@@ -21,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::access::Gate;
-use crate::driver::{Answers, Command};
+use crate::driver::{Answers, Command, Retried};
 
 /// Both services.
 #[derive(Clone)]
@@ -197,8 +198,52 @@ impl v1::operator_server::Operator for Service {
             }
             Err(failure) => Err(failure),
         };
-        Ok(Response::new(v1::CancelReply {
-            failure: result.err().as_ref().map(Into::into),
+        Ok(Response::new(match result {
+            Ok(cancelled) => v1::CancelReply {
+                failure: None,
+                ended: cancelled.ended.map(Phase::as_str).unwrap_or_default().to_owned(),
+                waiting: cancelled.waiting.iter().map(ToString::to_string).collect(),
+            },
+            Err(failure) => v1::CancelReply {
+                failure: Some((&failure).into()),
+                ..v1::CancelReply::default()
+            },
+        }))
+    }
+
+    async fn retry(&self, request: Request<v1::RetryRequest>) -> Result<Response<v1::RetryReply>, Status> {
+        self.admit("Retry", &request, request.get_ref().hello.as_ref())?;
+        let request = request.into_inner();
+        let result = match decode::retry(&request) {
+            Ok((job, from, new)) => {
+                self.ask(|reply| Command::Retry {
+                    job,
+                    from,
+                    new,
+                    reply,
+                })
+                .await?
+            }
+            Err(failure) => Err(failure),
+        };
+        Ok(Response::new(match result {
+            Ok(retried) => {
+                let (job, retried) = match retried {
+                    Retried::Nothing => (request.job, v1::Retried::Nothing),
+                    Retried::Asked => (request.job, v1::Retried::Asked),
+                    Retried::Revived => (request.job, v1::Retried::Revived),
+                    Retried::Anew(job) => (job.to_string(), v1::Retried::Anew),
+                };
+                v1::RetryReply {
+                    job,
+                    retried: retried.into(),
+                    failure: None,
+                }
+            }
+            Err(failure) => v1::RetryReply {
+                failure: Some((&failure).into()),
+                ..v1::RetryReply::default()
+            },
         }))
     }
 

@@ -186,13 +186,16 @@ impl Store for Sqlite {
         for change in batch {
             match change {
                 Change::Spec(spec) => {
-                    tx.prepare_cached("INSERT INTO job (id, name, source, spec) VALUES (?1, ?2, ?3, ?4)")?
-                        .execute(params![
-                            spec.id.to_string(),
-                            spec.name(),
-                            spec.source.as_str(),
-                            blob(spec)?
-                        ])?;
+                    tx.prepare_cached(
+                        "INSERT INTO job (id, name, source, spec) VALUES (?1, ?2, ?3, ?4)
+                         ON CONFLICT (id) DO UPDATE SET source = excluded.source, spec = excluded.spec",
+                    )?
+                    .execute(params![
+                        spec.id.to_string(),
+                        spec.name(),
+                        spec.source.as_str(),
+                        blob(spec)?
+                    ])?;
                 }
                 Change::Job(id, changes) => write_job(&tx, *id, changes)?,
                 Change::Forget(id) => {

@@ -60,6 +60,15 @@ impl Operator for Fake {
         Err(Status::not_found("no such job"))
     }
 
+    async fn retry(&self, _: Request<v1::RetryRequest>) -> Result<Response<v1::RetryReply>, Status> {
+        // Of a later release: a word that this client does not know.
+        Ok(Response::new(v1::RetryReply {
+            job: id().to_string(),
+            retried: 99,
+            failure: None,
+        }))
+    }
+
     async fn nodes(&self, _: Request<v1::NodesRequest>) -> Result<Response<v1::NodesReply>, Status> {
         Ok(Response::new(v1::NodesReply::default()))
     }

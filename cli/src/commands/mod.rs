@@ -12,6 +12,7 @@ mod nodes;
 mod path;
 mod plan;
 mod push;
+mod retry;
 mod source;
 mod status;
 mod sums;
@@ -69,6 +70,7 @@ fn run(stage: Stage) -> Result<u8, Error> {
         Command::Path(flags) => block_on(path::run(flags, &connection)),
         Command::Nodes(nodes) => block_on(nodes::run(nodes, &connection)),
         Command::Cancel(cancel) => block_on(cancel::run(cancel, &connection)),
+        Command::Retry(retry) => block_on(retry::run(retry, &connection)),
         Command::Ls(ls) => block_on(inventory::ls(ls, &connection)),
         Command::Verify(verify) => block_on(inventory::verify(verify, &connection)),
         Command::Rm(rm) => block_on(inventory::rm(rm, &connection)),

@@ -70,7 +70,7 @@ pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error
 }
 
 /// The id alone on standard output, so that a script can take it; the rest beside it.
-fn detached(form: Form, job: JobId, render: &mut dyn Render) -> Result<u8, Error> {
+pub(super) fn detached(form: Form, job: JobId, render: &mut dyn Render) -> Result<u8, Error> {
     match form {
         Form::Json => render.event(&Event::Submitted(job))?,
         Form::Quiet => {}
@@ -161,20 +161,14 @@ pub(crate) fn bare(
     to: &str,
     travel: &Travel,
 ) -> Result<v1::SubmitRequest, Error> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|error| {
-        Error::other(
-            format!("the kernel gives no random bytes: {error}"),
-            "look into the kernel's log",
-        )
-    })?;
+    let job = new_id()?;
     let client_addresses = match from {
         Some(_) => Vec::new(),
         None => source::host_addresses()?,
     };
     Ok(v1::SubmitRequest {
         hello: Some(hello()),
-        job: JobId::from_random(id).to_string(),
+        job: job.to_string(),
         paths: vec![v1::SourcePath {
             path: path.as_os_str().as_bytes().to_vec(),
             name: Vec::new(),
@@ -190,6 +184,18 @@ pub(crate) fn bare(
         unfit: v1::UnfitRule::Wait.into(),
         ..v1::SubmitRequest::default()
     })
+}
+
+/// An id for a job that does not exist yet.
+pub(super) fn new_id() -> Result<JobId, Error> {
+    let mut id = [0; 16];
+    match getrandom::fill(&mut id) {
+        Ok(()) => Ok(JobId::from_random(id)),
+        Err(error) => Err(Error::other(
+            format!("the kernel gives no random bytes: {error}"),
+            "look into the kernel's log",
+        )),
+    }
 }
 
 fn limit(limit: Option<Rate>) -> u64 {

@@ -10,8 +10,8 @@ use stage_core::plan::Plan;
 use stage_proto::v1;
 use tokio::sync::{oneshot, watch};
 
-use super::Submit;
 use super::asks::Answers;
+use super::{Cancelled, Retried, Submit};
 use crate::fleet::{Registration, Session, SessionId};
 
 /// A job as watchers see it: always the latest, whoever is slow misses what is in between.
@@ -39,7 +39,14 @@ pub(crate) enum Command {
         job: JobId,
         /// TARGETS; empty for the whole job.
         nodes: String,
-        reply: oneshot::Sender<Result<(), Failure>>,
+        reply: oneshot::Sender<Result<Cancelled, Failure>>,
+    },
+    Retry {
+        job: JobId,
+        from: Option<NodeName>,
+        /// The id of the new job, if there must be one.
+        new: JobId,
+        reply: oneshot::Sender<Result<Retried, Failure>>,
     },
     Nodes {
         reply: oneshot::Sender<Vec<v1::FleetNode>>,

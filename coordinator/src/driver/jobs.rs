@@ -65,7 +65,7 @@ impl Driver {
         self.order.push(id);
     }
 
-    fn standing(&self, spec: &Spec, now: Now) -> BTreeMap<NodeName, Standing> {
+    pub(super) fn standing(&self, spec: &Spec, now: Now) -> BTreeMap<NodeName, Standing> {
         std::iter::once(&spec.source)
             .chain(&spec.targets)
             .map(|node| (node.clone(), self.fleet.standing(node, now)))
@@ -168,7 +168,7 @@ impl Driver {
         if let Some(entry) = self.jobs.get(&id) {
             let spec = entry.job.spec();
             // Sent twice is one job; the same id for something else is a mistake of the client.
-            if submit::named(submit.paths.clone()).is_ok_and(|paths| paths == spec.paths) {
+            if submit::named(submit.paths).is_ok_and(|paths| paths == spec.paths) {
                 return Ok(id);
             }
             return Err(Failure::new(
@@ -192,6 +192,13 @@ impl Driver {
             ));
         }
         let spec = drafted.spec(JobKey(random()?), self.setup.hash, self.setup.encrypted);
+        self.begin(spec, now, out);
+        Ok(id)
+    }
+
+    /// A job begins; those that still bring something to the same place on its targets are superseded there.
+    pub(super) fn begin(&mut self, spec: Spec, now: Now, out: &mut Outbox) {
+        let id = spec.id;
         tracing::info!(job = %id, name = spec.name(), source = %spec.source, targets = spec.targets.len(), "job submitted");
         let older: Vec<(JobId, Vec<NodeName>)> = self
             .jobs
@@ -219,7 +226,6 @@ impl Driver {
         self.jobs.insert(id, Entry::new(job));
         self.order.push(id);
         self.apply(id, Event::Start, now, out);
-        Ok(id)
     }
 
     /// The newest job that still brings the same name to the same place on all of these targets.
@@ -330,35 +336,6 @@ impl Driver {
         });
     }
 
-    pub(super) fn cancel(
-        &mut self,
-        id: JobId,
-        nodes: &str,
-        now: Now,
-        out: &mut Outbox,
-    ) -> Result<(), Failure> {
-        let entry = self.jobs.get(&id).ok_or_else(|| unknown(id))?;
-        let nodes = if nodes.is_empty() {
-            None
-        } else {
-            let chosen = submit::select(nodes, &self.setup.topology, &self.answers)?;
-            if let Some(stranger) = chosen
-                .iter()
-                .find(|node| !entry.job.spec().targets.contains(node))
-            {
-                return Err(Failure::new(
-                    Code::UnknownTarget,
-                    format!("{stranger} is no target of job {id}"),
-                    format!("`stage status {id}` lists its targets"),
-                )
-                .on(stranger));
-            }
-            Some(chosen)
-        };
-        self.apply(id, Event::Cancel(nodes), now, out);
-        Ok(())
-    }
-
     pub(super) fn drain(
         &mut self,
         nodes: &str,
@@ -419,7 +396,7 @@ impl Driver {
     }
 }
 
-fn random<const N: usize>() -> Result<[u8; N], Failure> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N], Failure> {
     let mut bytes = [0; N];
     match getrandom::fill(&mut bytes) {
         Ok(()) => Ok(bytes),
@@ -435,7 +412,7 @@ fn assign(assignment: &Assignment) -> Box<Body> {
     Box::new(Body::Assignment(assignment.into()))
 }
 
-fn unknown(id: JobId) -> Failure {
+pub(super) fn unknown(id: JobId) -> Failure {
     Failure::new(
         Code::UnknownJob,
         format!("there is no job {id}"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use stage_core::ask::{Question, Removal, Said};
 use stage_core::assignment::{KEEP_PREVIOUS, Outcome, Place, Prepared, Progress, SourceReport};
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{AskId, Epoch, JobId, PlanVersion};
+use stage_core::id::{AskId, Epoch, JobId, NodeName, PlanVersion};
 use stage_core::job::UnfitRule;
 use stage_core::units::Rate;
 use stage_proto::convert::{if_exists, parse, wanted};
@@ -52,6 +52,17 @@ pub(super) fn job(text: &str) -> Result<JobId, Failure> {
             "`stage status` lists the jobs",
         )
     })
+}
+
+/// The job, another source, and the id of a new job.
+pub(super) fn retry(wire: &v1::RetryRequest) -> Result<(JobId, Option<NodeName>, JobId), Failure> {
+    let id = job(&wire.job)?;
+    let malformed = |error| super::invalid(&error);
+    let from = match wire.from.as_str() {
+        "" => None,
+        from => Some(parse("from", from).map_err(malformed)?),
+    };
+    Ok((id, from, parse("new_job", &wire.new_job).map_err(malformed)?))
 }
 
 pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
@@ -111,8 +122,7 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
 pub(super) fn registration(wire: &v1::Register) -> Result<Registration, WireError> {
     let mut jobs = Vec::new();
     for held in wire.jobs.iter().take(ENTRIES) {
-        let outcome = held.outcome.as_ref().map(Outcome::try_from).transpose()?;
-        jobs.push((parse("jobs.job", &held.job)?, outcome));
+        jobs.push(parse("jobs.job", &held.job)?);
     }
     Ok(Registration {
         node: parse("node", &wire.node)?,

@@ -1,6 +1,6 @@
 //! An agent that plays the protocol and moves nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use stage_core::manifest::Manifest;
@@ -29,6 +29,8 @@ pub(crate) struct Play {
     pub(crate) unfit: Option<v1::Failure>,
     /// As a source.
     pub(crate) source_unfit: Option<v1::Failure>,
+    /// It does not say that it has let a job go.
+    pub(crate) deaf_to_cancel: bool,
     /// It says nothing to prepare orders.
     pub(crate) silent: bool,
     /// As a source, what it reports instead of FINAL.
@@ -42,6 +44,7 @@ impl Default for Play {
             hold_final: false,
             unfit: None,
             source_unfit: None,
+            deaf_to_cancel: false,
             silent: false,
             source_fails: None,
         }
@@ -54,6 +57,8 @@ pub(crate) struct Memory {
     /// Every order, in the order in which they came.
     pub(crate) orders: Vec<v1::Assignment>,
     jobs: BTreeMap<String, v1::HeldJob>,
+    /// Jobs of which it has published its copy.
+    published: BTreeSet<String>,
     /// Every question, and every one that was withdrawn.
     pub(crate) asks: Vec<v1::Ask>,
     pub(crate) withdrawn: Vec<u64>,
@@ -286,7 +291,7 @@ fn answer(play: &Play, memory: &Mutex<Memory>, assignment: v1::Assignment) -> Ve
                     answers.push(source(v1::source_report::Report::Sha256(vec![9; 32])));
                 }
             }
-            if run.target.is_some() && run.r#final.is_some() && held.outcome.is_none() {
+            if run.target.is_some() && run.r#final.is_some() && memory.published.insert(job.clone()) {
                 let outcome = v1::Outcome {
                     job: job.clone(),
                     outcome: Some(v1::outcome::Outcome::Published(v1::Published {
@@ -296,10 +301,10 @@ fn answer(play: &Play, memory: &Mutex<Memory>, assignment: v1::Assignment) -> Ve
                         seconds: 0.5,
                     })),
                 };
-                held.outcome = Some(outcome.clone());
                 answers.push(Body::Outcome(outcome));
             }
         }
+        Order::Cancel(_) if play.deaf_to_cancel => answers.clear(),
         Order::Release(_) | Order::Cancel(_) => {
             memory.jobs.remove(&job);
         }

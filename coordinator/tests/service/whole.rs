@@ -191,18 +191,105 @@ async fn a_silent_agent_is_away_and_a_cancel_lets_all_go() {
     let view = lab.until(&job, |view| view.state == "running").await;
     assert_eq!(view.nodes[1].failure.clone().unwrap().code, "away");
 
-    let request = v1::CancelRequest {
-        hello: Some(stage_proto::version::hello()),
-        job: job.clone(),
-        nodes: String::new(),
-    };
-    let reply = lab.operator().await.cancel(request).await.unwrap().into_inner();
-    assert_eq!(reply.failure, None);
+    let reply = cancel(&lab, &job).await;
+    assert_eq!((reply.failure, reply.ended.as_str()), (None, ""));
+    assert!(reply.waiting.is_empty(), "all have done it: {:?}", reply.waiting);
     let view = lab.until(&job, |view| view.state == "cancelled").await;
     assert_eq!((view.exit, states(&view)), (7, vec!["cancelled"; 2]));
     for agent in [&n0, &n1] {
-        agent.told(|order| matches!(order, Order::Cancel(_))).await;
+        // It was not answered before.
+        let last = agent.orders().last().unwrap().order.clone();
+        assert!(matches!(last, Some(Order::Cancel(_))), "{last:?}");
     }
+    assert_eq!(cancel(&lab, &job).await.ended, "cancelled");
+}
+
+#[tokio::test]
+async fn a_cancel_says_who_has_not_confirmed_it() {
+    let lab = Lab::start().await;
+    let hold = Play {
+        hold_final: true,
+        ..Play::default()
+    };
+    let _n0 = Agent::join(&lab, "n0", hold).await;
+    let deaf = Play {
+        deaf_to_cancel: true,
+        ..Play::default()
+    };
+    let _n1 = Agent::join(&lab, "n1", Play::default()).await;
+    let _n2 = Agent::join(&lab, "n2", deaf).await;
+    let job = lab.push("n[1-2]", |_| ()).await;
+    lab.until(&job, |view| view.state == "running").await;
+    assert_eq!(cancel(&lab, &job).await.waiting, ["n2"]);
+    lab.until(&job, |view| view.state == "cancelled").await;
+}
+
+async fn cancel(lab: &Lab, job: &str) -> v1::CancelReply {
+    let request = v1::CancelRequest {
+        hello: Some(stage_proto::version::hello()),
+        job: job.to_owned(),
+        nodes: String::new(),
+    };
+    lab.operator().await.cancel(request).await.unwrap().into_inner()
+}
+
+async fn retry(lab: &Lab, job: &str, from: &str) -> v1::RetryReply {
+    let request = v1::RetryRequest {
+        hello: Some(stage_proto::version::hello()),
+        job: job.to_owned(),
+        from: from.to_owned(),
+        new_job: crate::lab::random_id(),
+    };
+    lab.operator().await.retry(request).await.unwrap().into_inner()
+}
+
+#[tokio::test]
+async fn a_retry_asks_or_brings_it_to_the_rest_only() {
+    let lab = Lab::start().await;
+    let mut agents = cluster(&lab, Play::default()).await;
+    let job = lab.push("n[1-2]", |_| ()).await;
+    lab.until(&job, |view| view.state == "done").await;
+    let reply = retry(&lab, &job, "").await;
+    assert_eq!((reply.retried(), &reply.job), (v1::Retried::Nothing, &job));
+
+    // Awaited: asked at once, although the next turn is half a minute away.
+    let full = Play {
+        unfit: Some(failure("no_space")),
+        ..Play::default()
+    };
+    let n2 = agents.remove(2).again(&lab, full).await;
+    let job = lab.push("n[1-2]", |_| ()).await;
+    lab.until(&job, |view| view.state == "open" && view.settled).await;
+    let asked = |agent: &Agent| {
+        let orders = agent.orders();
+        let of = orders.iter().filter(|order| order.job == job);
+        of.filter(|order| matches!(order.order, Some(Order::PrepareTarget(_))))
+            .count()
+    };
+    let before = asked(&n2);
+    let reply = retry(&lab, &job, "").await;
+    assert_eq!((reply.retried(), &reply.job), (v1::Retried::Asked, &job));
+    lab.until(&job, |view| view.state == "open" && view.settled).await;
+    assert_eq!(asked(&n2), before + 1);
+    assert_eq!(retry(&lab, &job, "n3").await.failure.unwrap().code, "usage");
+
+    // Ended without it: a new job, for that node alone.
+    let job = lab
+        .push("n[1-2]", |request| request.unfit = v1::UnfitRule::Skip.into())
+        .await;
+    lab.until(&job, |view| view.state == "partial").await;
+    let n2 = n2.again(&lab, Play::default()).await;
+    let reply = retry(&lab, &job, "n3").await;
+    assert_eq!(reply.retried(), v1::Retried::Anew);
+    assert_ne!(reply.job, job);
+    let view = lab.until(&reply.job, |view| view.state == "done").await;
+    assert_eq!((view.source.as_str(), view.nodes.len()), ("n3", 1));
+    assert_eq!((view.nodes[0].node.as_str(), view.exit), ("n2", 0));
+    n2.told(|order| matches!(order, Order::Release(_))).await;
+
+    assert_eq!(retry(&lab, &job, "n77").await.failure.unwrap().code, "no_source");
+    let unknown = retry(&lab, &crate::lab::random_id(), "").await;
+    assert_eq!(unknown.failure.unwrap().code, "unknown_job");
 }
 
 #[tokio::test]
