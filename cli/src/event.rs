@@ -120,6 +120,15 @@ impl Differ {
                 plan: plan.clone(),
             });
         }
+        // Why the job failed comes before what that made of its targets.
+        if let Some(failure) = &job.failure
+            && before.is_none_or(|before| before.failure.as_ref() != Some(failure))
+        {
+            events.push(Event::Remark {
+                job: job.id,
+                text: format!("{}: {}", job.state, crate::render::cause(failure)),
+            });
+        }
         // Both lists are in target order, and targets never change in number or place.
         for (at, node) in job.nodes.iter().enumerate() {
             let known = before.and_then(|before| before.nodes.get(at));
@@ -158,6 +167,8 @@ fn fresh<'a>(before: &[String], now: &'a [String]) -> &'a [String] {
 mod tests {
     use super::*;
     use crate::view::samples::{job, published, receiving};
+    use crate::view::{JobState, NodeState};
+    use stage_core::failure::Code;
 
     fn kinds(events: &[Event]) -> Vec<String> {
         events
@@ -189,6 +200,19 @@ mod tests {
             kinds(&differ.feed(view)),
             ["n1 published", "n2 receiving", "n2 moved to n0", "progress"]
         );
+    }
+
+    #[test]
+    fn why_a_job_failed_is_told_before_its_targets_are_cancelled() {
+        let mut view = job(vec![published("n1", "n0")]);
+        view.nodes[0].state = NodeState::Cancelled;
+        view.state = JobState::Failed;
+        view.failure = Some(Failure::new(Code::SourceMissing, "no such file", "look there"));
+        view.plan = None;
+        let mut differ = Differ::default();
+        let told = kinds(&differ.feed(view.clone()));
+        assert_eq!(told, ["failed: no such file", "n1 cancelled", "progress"]);
+        assert_eq!(kinds(&differ.feed(view)), ["progress"]);
     }
 
     #[test]

@@ -314,7 +314,7 @@ pub(crate) mod samples {
     //! Jobs made by hand, for the tests of what shows them.
 
     use super::*;
-    use stage_core::failure::Code;
+    use stage_core::failure::{Code, Shortage};
     use stage_core::plan::{Hop, Shape};
 
     /// A node that has all.
@@ -360,7 +360,10 @@ pub(crate) mod samples {
         )
         .on(&name.parse().unwrap())
         .at("/scratch/stage/genome.db");
-        failure.short_by = Some(ByteCount(3 << 30));
+        failure.space = Some(Box::new(Shortage {
+            needs: ByteCount(4 << 30),
+            short_by: ByteCount(3 << 30),
+        }));
         Node {
             state: NodeState::Unfit,
             kept: ByteCount(0),

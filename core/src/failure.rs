@@ -201,8 +201,17 @@ pub struct Failure {
     pub message: String,
     /// What to do next.
     pub hint: String,
-    /// For [`Code::NoSpace`]: how much is missing.
-    pub short_by: Option<ByteCount>,
+    /// For [`Code::NoSpace`]: how much is missing. (Boxed, because most failures have other causes.)
+    pub space: Option<Box<Shortage>>,
+}
+
+/// Too little space, in numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shortage {
+    /// How much was wanted beyond what the job has there already.
+    pub needs: ByteCount,
+    /// How much of that is missing.
+    pub short_by: ByteCount,
 }
 
 impl Failure {
@@ -214,7 +223,7 @@ impl Failure {
             path: None,
             message: message.into(),
             hint: hint.into(),
-            short_by: None,
+            space: None,
         }
     }
 

@@ -163,9 +163,9 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Commit this before anything after it.
-    Persist(Changes),
+    Persist(Box<Changes>),
     /// Tell a node. Dropped without harm if its agent is not connected: it is told again when it is.
-    Send(NodeName, Assignment),
+    Send(NodeName, Box<Assignment>),
     /// Plan this and feed [`Event::Planned`].
     Plan(Request),
     /// Feed [`Event::Tick`] at this time (as [`Now::up`]), unless another wake replaced it.

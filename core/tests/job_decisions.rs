@@ -104,7 +104,7 @@ impl Push {
         for effect in self.job.apply(event, time) {
             match effect {
                 Effect::Send(node, assignment) => {
-                    self.told.insert(node, assignment);
+                    self.told.insert(node, *assignment);
                 }
                 Effect::Plan(request) => {
                     let answer = plan(&self.topology, &request, &Facts::default());

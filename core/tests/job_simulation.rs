@@ -270,7 +270,7 @@ impl World {
             }
             match effect {
                 Effect::Persist(changes) => self.persist(&changes),
-                Effect::Send(to, assignment) => self.send(&to, assignment),
+                Effect::Send(to, assignment) => self.send(&to, *assignment),
                 Effect::Plan(wanted) => request = Some(wanted),
                 Effect::Wake(at) => {
                     self.wake = Some(self.started + u64::try_from(at.as_millis()).unwrap() + 1);

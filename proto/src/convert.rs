@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use stage_core::assignment::{IfExists, Place};
 use stage_core::digest::{ChunkHash, FileDigest};
-use stage_core::failure::{Code, Failure};
+use stage_core::failure::{Code, Failure, Shortage};
 use stage_core::plan::WindowLimits;
 use stage_core::units::{ByteCount, Rate};
 
@@ -123,7 +123,8 @@ impl From<&Failure> for v1::Failure {
             path: failure.path.clone().unwrap_or_default(),
             message: failure.message.clone(),
             hint: failure.hint.clone(),
-            short_by_bytes: failure.short_by.unwrap_or_default().0,
+            short_by_bytes: failure.space.as_ref().map_or(0, |space| space.short_by.0),
+            needs_bytes: failure.space.as_ref().map_or(0, |space| space.needs.0),
         }
     }
 }
@@ -137,7 +138,12 @@ impl From<&v1::Failure> for Failure {
             path: (!wire.path.is_empty()).then(|| wire.path.clone()),
             message: wire.message.clone(),
             hint: wire.hint.clone(),
-            short_by: (wire.short_by_bytes > 0).then_some(ByteCount(wire.short_by_bytes)),
+            space: (wire.short_by_bytes > 0).then(|| {
+                Box::new(Shortage {
+                    needs: ByteCount(wire.needs_bytes.max(wire.short_by_bytes)),
+                    short_by: ByteCount(wire.short_by_bytes),
+                })
+            }),
         }
     }
 }

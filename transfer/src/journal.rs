@@ -209,6 +209,11 @@ impl Table {
         let dir = job_dir(state, job);
         let path = dir.join(NAME);
         let fail = |e: &io::Error| fault::state(e, "opening the chunk table", &path);
+        if is_misplaced(&dir) {
+            // Whoever put it there: what the table said is gone, and the job begins anew.
+            tracing::warn!(%job, path = %dir.display(), "the job's directory is none: it is made anew");
+            std::fs::remove_file(&dir).map_err(|e| fail(&e))?;
+        }
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -468,10 +473,20 @@ pub(crate) fn records(state: &Path) -> Vec<Record> {
         .collect()
 }
 
-/// Removes a job's table and its directory.
+/// Whether something stands where a job's directory should be that is none.
+fn is_misplaced(dir: &Path) -> bool {
+    std::fs::symlink_metadata(dir).is_ok_and(|meta| !meta.is_dir())
+}
+
+/// Removes a job's table and its directory, and whatever stands in its place.
 pub(crate) fn remove(state: &Path, job: JobId) -> Result<(), Failure> {
     let dir = job_dir(state, job);
-    match std::fs::remove_dir_all(&dir) {
+    let removed = if is_misplaced(&dir) {
+        std::fs::remove_file(&dir)
+    } else {
+        std::fs::remove_dir_all(&dir)
+    };
+    match removed {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(fault::state(&e, "removing the job's journal", &dir)),
@@ -487,6 +502,10 @@ pub(crate) fn tables(state: &Path) -> Vec<(JobId, std::time::SystemTime, u32)> {
         .flatten()
         .filter_map(|entry| {
             let job: JobId = entry.file_name().to_str()?.parse().ok()?;
+            if is_misplaced(&entry.path()) {
+                let meta = std::fs::symlink_metadata(entry.path()).ok()?;
+                return Some((job, meta.modified().ok()?, 0));
+            }
             let file = File::open(entry.path().join(NAME)).ok()?;
             let meta = file.metadata().ok()?;
             let slots = meta.len().saturating_sub(HEAD) / SLOT as u64;

@@ -144,6 +144,11 @@ impl Roots {
         })
     }
 
+    /// Where the roots are.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &std::path::Path> {
+        self.roots.iter().map(|root| root.path.as_path())
+    }
+
     /// The directory at an absolute path, if it lies in a root and exists.
     pub(crate) fn find(&self, path: &[u8]) -> Result<Held, Failure> {
         let (root, dir) = self.containing(path)?;

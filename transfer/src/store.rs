@@ -510,7 +510,14 @@ impl Store {
         let written = map.pieces(place, bytes.len(), |entry, to, part| {
             self.write_piece(copy, map, entry, to, &bytes[part])
         });
-        if let Err(failure) = written {
+        if let Err(mut failure) = written {
+            if failure.code == Code::NoSpace && failure.space.is_none() && !self.payload.is_stream() {
+                let here = self.layout().bytes_in(&self.have());
+                failure = copy.full(
+                    self.payload.data,
+                    ByteCount(self.payload.data.0.saturating_sub(here)),
+                );
+            }
             if failure.code != Code::Exists {
                 // Other writes may have been lost with this one: nothing is believed unseen at the next start.
                 let _ = self.table.update(|record| record.doubt = true);

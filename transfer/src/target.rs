@@ -20,6 +20,7 @@ mod reserve;
 pub mod retired;
 pub(crate) mod site;
 pub(crate) mod space;
+mod stray;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tree;
@@ -540,7 +541,7 @@ pub fn held_jobs(state: &Path) -> Vec<(JobId, u32)> {
 /// # Errors
 /// Something of it could not be removed.
 pub fn discard_job(roots: &Roots, state: &Path, job: JobId) -> Result<(), Failure> {
-    if !journal::job_dir(state, job).exists() {
+    if std::fs::symlink_metadata(journal::job_dir(state, job)).is_err() {
         // Of a source nothing is kept that has a name, and of a target that was never ready neither.
         return Ok(());
     }
@@ -570,7 +571,8 @@ pub fn discard_job(roots: &Roots, state: &Path, job: JobId) -> Result<(), Failur
             Err(failure) => tracing::warn!(%job, "the partial's directory is gone: {failure}"),
         }
     } else {
-        tracing::warn!(%job, "the job's chunk table is damaged; a partial of it may be left in a root");
+        tracing::warn!(%job, "the job's chunk table is damaged: its partials are looked for in the roots");
+        stray::remove(roots, job);
     }
     journal::remove(state, job)
 }

@@ -322,12 +322,23 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
 
 /// What is missing from a job, why, and what to do about it.
 pub(crate) fn shortfall(out: &mut impl Write, job: &Job) -> io::Result<()> {
+    why(out, job)?;
+    missing(out, job)
+}
+
+/// Why the job failed as a whole, if it did.
+pub(crate) fn why(out: &mut impl Write, job: &Job) -> io::Result<()> {
     if let Some(failure) = &job.failure {
         writeln!(out, "why: {}", cause(failure))?;
         if !failure.hint.is_empty() {
             writeln!(out, "  next: {}", failure.hint)?;
         }
     }
+    Ok(())
+}
+
+/// Who does not have it, why, and whether the job still waits for them.
+pub(crate) fn missing(out: &mut impl Write, job: &Job) -> io::Result<()> {
     reasons(out, &job.nodes)?;
     if job.state == JobState::Open {
         writeln!(
@@ -354,7 +365,9 @@ pub(crate) fn reasons(out: &mut impl Write, nodes: &[Node]) -> io::Result<()> {
         let (first, failure) = members[0];
         let names = hostlist::fold(members.iter().map(|(node, _)| node.name.as_str()));
         let same = members.iter().all(|(_, other)| other.message == failure.message);
-        let short = members.iter().filter_map(|(_, other)| other.short_by);
+        let short = members
+            .iter()
+            .filter_map(|(_, other)| Some(other.space.as_ref()?.short_by));
         let why = match (short.clone().min(), short.max()) {
             (Some(least), Some(most)) if !same && code == Code::NoSpace => {
                 format!("too little space: short by {least} to {most}")
@@ -363,6 +376,9 @@ pub(crate) fn reasons(out: &mut impl Write, nodes: &[Node]) -> io::Result<()> {
             _ => format!("{} (and others: see --json)", cause_on(failure, first)),
         };
         writeln!(out, "{state}: {names}: {why}")?;
+        if code == Code::NoSpace {
+            table::space(out, &members)?;
+        }
         if !failure.hint.is_empty() {
             writeln!(out, "  next: {}", failure.hint)?;
         }
@@ -424,7 +440,10 @@ mod tests {
     fn an_open_job_says_who_is_missing_and_why() {
         let mut worse = unfit("n3");
         let failure = worse.failure.as_mut().unwrap();
-        failure.short_by = Some(ByteCount(9 << 30));
+        failure.space = Some(Box::new(stage_core::failure::Shortage {
+            needs: ByteCount(9 << 30),
+            short_by: ByteCount(9 << 30),
+        }));
         failure.message = "too little space: short by 9.00 GiB".to_owned();
         let open = finished(vec![published("n1", "n0"), unfit("n2"), worse]);
         let mut out = shown(&[Event::Finished {
@@ -444,6 +463,9 @@ mod tests {
         source n0 read 1.00 GiB and sent 1.00 GiB
         -- and on standard error:
         unfit: n[2-3]: too little space: short by 3.00 GiB to 9.00 GiB
+          node     needs      free  short by
+          n3    9.00 GiB       0 B  9.00 GiB
+          n2    4.00 GiB  1.00 GiB  3.00 GiB
           next: free space under /scratch/stage, the push then goes on by itself
         the job stays open and fills what is missing: follow it with `stage status 11111111-1111-1111-1111-111111111111 --watch`, end it with `stage cancel 11111111-1111-1111-1111-111111111111`
         ");

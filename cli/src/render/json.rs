@@ -159,7 +159,7 @@ impl<'a> From<&'a Failure> for Cause<'a> {
             path: failure.path.as_deref(),
             message: &failure.message,
             hint: &failure.hint,
-            short_by_bytes: failure.short_by.map(|bytes| bytes.0),
+            short_by_bytes: failure.space.as_ref().map(|space| space.short_by.0),
         }
     }
 }

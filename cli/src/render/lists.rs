@@ -57,8 +57,9 @@ pub(crate) fn job(form: Form, job: &Job) -> io::Result<()> {
         Form::Json => json::write(&mut out, &JobLine::of(job)),
         Form::Quiet => Ok(()),
         Form::Human => {
+            human::why(&mut out, job)?;
             human::end(&mut out, job)?;
-            human::shortfall(&mut out, job)
+            human::missing(&mut out, job)
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::event::Event;
 
 pub(crate) use drawing::drawing;
+pub(crate) use human::cause;
 pub(crate) use lists::{job, jobs, nodes, topology};
 pub(crate) use place::{Place, place};
 
@@ -125,7 +126,7 @@ pub(crate) fn usage(error: &Error) {
 
 /// What, where, why, and what to do next.
 fn complain(out: &mut impl Write, failure: &Failure, nodes: &[crate::view::Node]) -> io::Result<()> {
-    writeln!(out, "stage: {}", human::cause(failure))?;
+    writeln!(out, "stage: {}", cause(failure))?;
     human::reasons(out, nodes)?;
     // Where the nodes' reasons end with the same advice, once is enough.
     let said = nodes

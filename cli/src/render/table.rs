@@ -1,11 +1,14 @@
 //! Tables: the outcome of a job, the hops of a plan.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table};
-use stage_core::failure::Code;
+use stage_core::failure::{Code, Failure};
 use stage_core::plan::{Plan, Tried};
-use stage_core::units::{Rate, show_time};
+use stage_core::topology::hostlist;
+use stage_core::units::{ByteCount, Rate, show_time};
 
 use crate::view::{Job, Node, NodeState};
 
@@ -82,7 +85,7 @@ fn worth_showing(nodes: &[Node]) -> Vec<&Node> {
     let mut order: Vec<usize> = (0..nodes.len()).collect();
     order.sort_by_key(|at| {
         let node = &nodes[*at];
-        (node.state.is_done(), std::cmp::Reverse(node.elapsed), *at)
+        (node.state.is_done(), Reverse(node.elapsed), *at)
     });
     let missing = nodes.iter().filter(|node| !node.state.is_done()).count();
     order.truncate(ROWS.max(missing));
@@ -105,6 +108,39 @@ fn checksum(job: &Job, node: &Node) -> String {
         _ if corrupt(node) => "WRONG".to_owned(),
         _ => "-".to_owned(),
     }
+}
+
+/// Who is short of space by how much; nodes alike are one line, the one that is short by most first.
+pub(super) fn space(out: &mut impl Write, nodes: &[(&Node, &Failure)]) -> io::Result<()> {
+    let mut alike: BTreeMap<(Reverse<u64>, u64), Vec<&str>> = BTreeMap::new();
+    for (node, failure) in nodes {
+        if let Some(space) = &failure.space {
+            let names = alike
+                .entry((Reverse(space.short_by.0), space.needs.0))
+                .or_default();
+            names.push(node.name.as_str());
+        }
+    }
+    if alike.is_empty() {
+        return Ok(());
+    }
+    let mut table = plain(&["node", "needs", "free", "short by"], &[1, 2, 3]);
+    let lines = alike.len();
+    for ((Reverse(short), needs), names) in alike.into_iter().take(ROWS) {
+        table.add_row([
+            hostlist::fold(names),
+            ByteCount(needs).to_string(),
+            ByteCount(needs.saturating_sub(short)).to_string(),
+            ByteCount(short).to_string(),
+        ]);
+    }
+    for line in table.to_string().lines() {
+        writeln!(out, " {}", line.trim_end())?;
+    }
+    if lines > ROWS {
+        writeln!(out, "  and {} lines more: see --json", lines - ROWS)?;
+    }
+    Ok(())
 }
 
 /// The first digits of a digest: enough to tell two apart at a glance.

@@ -10,15 +10,15 @@ use crate::cluster::{Cluster, Ran, text};
 const CHUNK: u64 = 1 << 20;
 
 /// A push under way, and its job.
-struct Push {
+pub(crate) struct Push {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-    job: String,
+    pub(crate) job: String,
 }
 
 impl Push {
     /// Begins a push that takes some seconds, whatever the machine, and waits until `node` has a quarter of it.
-    fn at_a_quarter(cluster: &Cluster, node: &str, size: u64, more: &[&str]) -> Self {
+    pub(crate) fn at_a_quarter(cluster: &Cluster, node: &str, size: u64, more: &[&str]) -> Self {
         let source = cluster.source("genome.db", size);
         let mut args = vec!["--to", "targets", "--shape", "chain", "--limit", "16 MiB/s"];
         args.extend(more);
@@ -35,7 +35,7 @@ impl Push {
         Self { child, lines, job }
     }
 
-    fn finish(mut self) -> Ran {
+    pub(crate) fn finish(mut self) -> Ran {
         let stdout: Vec<String> = self.lines.by_ref().map(Result::unwrap).collect();
         let mut output = self.child.wait_with_output().unwrap();
         output.stdout = stdout.join("\n").into_bytes();
@@ -43,7 +43,7 @@ impl Push {
     }
 }
 
-fn kept(cluster: &Cluster, job: &str, node: &str) -> u64 {
+pub(crate) fn kept(cluster: &Cluster, job: &str, node: &str) -> u64 {
     let status = cluster.status(job);
     let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
     nodes
@@ -184,4 +184,47 @@ fn a_file_that_appears_in_mid_push_is_left_where_the_rule_says_so() {
     assert_eq!(std::fs::read(&theirs).unwrap(), b"theirs");
     cluster.assert_published([1], &cluster.path("genome.db"));
     cluster.wait_clean();
+}
+
+#[test]
+fn a_job_that_lost_its_source_goes_on_from_what_was_kept() {
+    let mut cluster = Cluster::start(3);
+    let size = 64 * CHUNK;
+    let push = Push::at_a_quarter(&cluster, "n2", size, &[]);
+    cluster.kill_agent(0);
+    let job = push.job.clone();
+    let lost = push.finish().expect(6);
+    assert!(lost.stderr.contains("stage retry"), "{}", lost.stderr);
+    assert_eq!(
+        cluster.run(&["retry", &job, "--json"]).expect(4).last()["code"],
+        "away"
+    );
+
+    // From anywhere, and whatever happened to the coordinator meanwhile.
+    cluster.kill_coordinator();
+    cluster.start_coordinator();
+    cluster.start_agent(0);
+    cluster.wait_up(3);
+    let ran = cluster.run(&["retry", &job, "--json"]).expect(0);
+    assert_eq!(
+        (text(&ran.last()["job"]), &ran.last()["state"]),
+        (job.clone(), &"done".into())
+    );
+    for node in ["n1", "n2"] {
+        // Its agent lived on, and counts what came before too.
+        let all = ran.node(node)["bytes_received"].as_u64().unwrap();
+        assert!(all <= size + 8 * CHUNK, "{node} received {all} in all");
+    }
+    cluster.assert_published(1..3, &cluster.path("genome.db"));
+    cluster.wait_clean();
+
+    let nothing = cluster.run(&["retry", &job, "--json"]).expect(0);
+    assert_eq!(nothing.last()["state"], "done");
+    let over = cluster.run(&["cancel", &job]);
+    assert_eq!(over.exit, 0);
+    assert!(
+        over.stderr.contains("had ended before, as done"),
+        "{}",
+        over.stderr
+    );
 }

@@ -15,4 +15,5 @@ mod local;
 mod payload;
 mod push;
 mod refusals;
+mod space;
 mod stream;

@@ -94,7 +94,7 @@ impl Driver {
         let had_ended = entry.job.phase().is_ended();
         for effect in entry.job.apply_all(events, now) {
             match effect {
-                Effect::Persist(changes) => out.batch.push(Change::Job(id, Box::new(changes))),
+                Effect::Persist(changes) => out.batch.push(Change::Job(id, changes)),
                 Effect::Send(node, assignment) => {
                     out.after.push(After::Send(node, assign(&assignment)));
                 }

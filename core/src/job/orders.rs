@@ -213,12 +213,12 @@ impl Job {
                 .collect(),
         };
         if !changes.is_empty() {
-            effects.push(Effect::Persist(changes));
+            effects.push(Effect::Persist(Box::new(changes)));
         }
         effects.extend(
             sends
                 .into_iter()
-                .map(|(node, assignment)| Effect::Send(node, assignment)),
+                .map(|(node, assignment)| Effect::Send(node, Box::new(assignment))),
         );
         if std::mem::take(&mut self.want_plan)
             && let Some(request) = self.request()

@@ -143,7 +143,10 @@ fn reports_survive_the_wire() {
         .on(&"n1".parse().unwrap())
         .at("/scratch/x");
     let failure = Failure {
-        short_by: Some(ByteCount(9)),
+        space: Some(Box::new(stage_core::failure::Shortage {
+            needs: ByteCount(11),
+            short_by: ByteCount(9),
+        })),
         ..failure
     };
     for outcome in [

@@ -21,6 +21,8 @@ use stage_core::manifest::Entry;
 use stage_core::payload::UnitKind;
 
 use super::old::{Kin, Old};
+use stage_core::units::ByteCount;
+
 use super::reserve;
 use super::site::Site;
 use super::space::Promise;
@@ -156,6 +158,11 @@ impl Copy {
                 Partial::Tree(_) => None,
             })
             .next()
+    }
+
+    /// The file system is full, although the space had been there: so much of so large a payload is still wanted.
+    pub(crate) fn full(&self, size: ByteCount, left: ByteCount) -> Failure {
+        reserve::full(&self.sites[0], size, left)
     }
 
     /// No more of the partials' space is wanted.

@@ -59,7 +59,7 @@ pub(super) fn promise(
 ) -> Result<Promise, Failure> {
     match spaces.promise(site.held.fd(), ByteCount(need)) {
         Ok(Ok(promise)) => Ok(promise),
-        Ok(Err(short)) => Err(reserve::no_space(site, payload.data, short)),
+        Ok(Err(short)) => Err(reserve::no_space(site, payload.data, ByteCount(need), short)),
         Err(e) => Err(site.fault(e, "asking for free space")),
     }
 }
@@ -325,9 +325,12 @@ impl Laying {
         }
         let mut need: u64 = 0;
         for unit in laid.units.iter().filter(|unit| !unit.placed) {
+            let mut of_unit: u64 = 0;
             for index in unit.range.clone().filter(|index| !laid.is_twin(*index)) {
-                need = need.saturating_add(stage_core::payload::allocated_by(map.entry(index)));
+                of_unit = of_unit.saturating_add(stage_core::payload::allocated_by(map.entry(index)));
             }
+            let held = unit.site.held_by_partial();
+            need = need.saturating_add(of_unit.saturating_sub(held));
         }
         *promised = promise(&self.spaces, &copy.sites[0], need, &self.payload)?;
         Ok(())

@@ -7,7 +7,6 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use stage_core::chunk::UNKNOWN;
-use stage_core::failure::{Code, Failure};
+use stage_core::failure::{Code, Failure, Shortage};
 use stage_core::manifest::Entry;
 use stage_core::units::ByteCount;
 
@@ -92,7 +91,12 @@ impl Partial {
         // Asked first, because the refusal of fallocate has no numbers.
         let free = free_space(site.held.fd()).map_err(fail)?;
         if missing > free.0 {
-            return Err(no_space(site, need, ByteCount(missing - free.0)));
+            return Err(no_space(
+                site,
+                need,
+                ByteCount(missing),
+                ByteCount(missing - free.0),
+            ));
         }
         if stat.st_size.cast_unsigned() != size_of(entry).0 {
             rustix::fs::ftruncate(&file, size_of(entry).0).map_err(fail)?;
@@ -200,8 +204,7 @@ fn take(
         }
         Err(Errno::NOSPC) => {
             let left: u64 = rest.iter().map(|run| run.end - run.start).sum();
-            let free = free_space(file.as_fd()).map_or(0, |free| free.0);
-            return Err(no_space(site, need, ByteCount(left.saturating_sub(free).max(1))));
+            return Err(full(site, need, ByteCount(left)));
         }
         Err(e) => return Err(site.fault(e, "reserving space")),
     }
@@ -213,14 +216,21 @@ fn take(
     Ok(!rest.is_empty())
 }
 
-pub(super) fn no_space(site: &Site, size: ByteCount, short_by: ByteCount) -> Failure {
+/// The file system of the site is full, and so much more was wanted.
+pub(super) fn full(site: &Site, size: ByteCount, needs: ByteCount) -> Failure {
+    let free = free_space(site.held.fd()).map_or(0, |free| free.0);
+    no_space(site, size, needs, ByteCount(needs.0.saturating_sub(free).max(1)))
+}
+
+/// There is too little space for what is still wanted of a payload.
+pub(super) fn no_space(site: &Site, size: ByteCount, needs: ByteCount, short_by: ByteCount) -> Failure {
     let mut failure = Failure::new(
         Code::NoSpace,
         format!("no space for {size}: short by {short_by}"),
         "make room there, or push to another root",
     )
     .at(site.shown.clone());
-    failure.short_by = Some(short_by);
+    failure.space = Some(Box::new(Shortage { needs, short_by }));
     failure
 }
 

@@ -158,6 +158,11 @@ impl Site {
         (FileType::from_raw_mode(stat.st_mode) == kind).then_some((stat.st_dev, stat.st_ino))
     }
 
+    /// The bytes on disk that the partial holds already.
+    pub(super) fn held_by_partial(&self) -> u64 {
+        super::tree::held(self.held.fd(), self.partial.as_bytes())
+    }
+
     pub(super) fn has_partial(&self) -> bool {
         !matches!(self.stat(self.partial.as_bytes()), Ok(None))
     }

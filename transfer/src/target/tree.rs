@@ -253,6 +253,32 @@ fn times(entry: &Entry) -> Timestamps {
     }
 }
 
+/// The bytes on disk that a partial holds already, a file or a directory with all in it; what cannot be looked at
+/// counts as nothing.
+pub(super) fn held(dir: BorrowedFd<'_>, name: &[u8]) -> u64 {
+    let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
+        return 0;
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+        FileType::Directory => {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let Ok(inner) = rustix::fs::openat(dir, name, flags, Mode::empty()) else {
+                return 0;
+            };
+            let Ok(listed) = Dir::read_from(&inner) else {
+                return 0;
+            };
+            listed
+                .flatten()
+                .filter(|entry| !matches!(entry.file_name().to_bytes(), b"." | b".."))
+                .map(|entry| held(inner.as_fd(), entry.file_name().to_bytes()))
+                .fold(0, u64::saturating_add)
+        }
+        _ => 0,
+    }
+}
+
 /// Removes what is under a name, with all that is in it; nothing there is no error. No link is followed.
 pub(crate) fn remove(dir: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {

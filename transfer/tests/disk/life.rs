@@ -197,6 +197,38 @@ fn cancel_leaves_nothing_not_even_directories_that_it_made() {
 }
 
 #[test]
+fn a_journal_that_somebody_replaced_by_a_file_hides_no_partial() {
+    let mut bench = Bench::new(CHUNK);
+    let stage_core::assignment::Place::Root { dir, .. } = &mut bench.spec.place else {
+        unreachable!()
+    };
+    *dir = b"a/b".to_vec();
+    drop(bench.ready());
+    let journal = bench.state.join("jobs").join(bench.job.to_string());
+    let replace = || {
+        fs::remove_dir_all(&journal).unwrap();
+        fs::write(&journal, "not a directory").unwrap();
+    };
+    replace();
+    assert_eq!(
+        held_jobs(&bench.state),
+        [(bench.job, 0)],
+        "the coordinator is told"
+    );
+    discard_job(&bench.roots, &bench.state, bench.job).unwrap();
+    assert_eq!(Bench::names(&bench.root.join("a/b")), [""; 0]);
+    assert!(fs::symlink_metadata(&journal).is_err());
+
+    // The job itself goes on, with a journal made anew.
+    drop(bench.ready());
+    replace();
+    let target = bench.ready();
+    bench.receive_rest(&target);
+    target.publish(&bench.fin()).unwrap();
+    assert_eq!(Bench::names(&bench.root.join("a/b")).len(), 1);
+}
+
+#[test]
 fn cancel_after_publish_leaves_the_file() {
     let bench = Bench::new(5);
     let target = bench.ready();
