@@ -23,7 +23,7 @@ use stage_core::payload::Payload;
 use stage_transfer::inbound::{HopEvent, Inbound, InboundConfig};
 use stage_transfer::outbound::Serving;
 use stage_transfer::pipe::{Pipe, PipeConfig};
-use stage_transfer::source::{Look, Source, SourceConfig, look};
+use stage_transfer::source::{Look, Pulse, Source, SourceConfig, look};
 use stage_transfer::store::Store;
 use stage_transfer::target::{Preparation, PublishError, Target, discard_job, prepare};
 use tokio::sync::mpsc;
@@ -46,6 +46,8 @@ struct Parts {
     serving: Option<Arc<Serving>>,
     inbound: Option<Arc<Inbound>>,
     source: Option<Arc<Origin>>,
+    /// The walk over the source, while it goes on.
+    walk: Option<Arc<Pulse>>,
 }
 
 impl Live {
@@ -56,10 +58,13 @@ impl Live {
     /// The counters, or `None` while nothing moves.
     pub(crate) fn progress(&self) -> Option<Progress> {
         let parts = self.parts();
-        if parts.store.is_none() && parts.source.is_none() {
+        if parts.store.is_none() && parts.source.is_none() && parts.walk.is_none() {
             return None;
         }
-        let mut progress = Progress::default();
+        let mut progress = Progress {
+            walked: parts.walk.as_ref().map_or(0, |walk| walk.entries()),
+            ..Progress::default()
+        };
         if let Some(store) = &parts.store {
             progress.chunks = store.kept();
             progress.bytes_kept = store.layout().bytes_in(&store.have());
@@ -88,6 +93,9 @@ impl Live {
     }
 }
 
+/// What a walk for an order came to.
+type Looked = (PlanVersion, Result<Look, Failure>);
+
 /// The job's task.
 pub(crate) struct Job {
     id: JobId,
@@ -107,6 +115,9 @@ pub(crate) struct Job {
     payload: Option<Payload>,
     /// Of a source, between looking and sending.
     look: Option<Look>,
+    /// The order that a walk goes on for.
+    looking: Option<(PlanVersion, Arc<Pulse>)>,
+    looks: (mpsc::Sender<Looked>, mpsc::Receiver<Looked>),
     complete: bool,
     /// The target's outcome was said: published, or not to be.
     ended: bool,
@@ -132,6 +143,8 @@ impl Job {
             run: None,
             look: None,
             payload: None,
+            looking: None,
+            looks: mpsc::channel(1),
             complete: false,
             ended: false,
             published: false,
@@ -155,6 +168,7 @@ impl Job {
                     }
                 },
                 Some(event) = self.hop_events.1.recv() => self.hop_event(event).await,
+                Some((version, looked)) = self.looks.1.recv() => self.looked(version, looked),
                 Some(report) = self.source_events.1.recv() => {
                     let report = match report {
                         SourceReport::Failed(failure) => SourceReport::Failed(failure.on(&self.context.node)),
@@ -210,15 +224,44 @@ impl Job {
             self.context.outbox.prepared(self.id, version, true, &prepared);
             return;
         }
-        let prepared = match blocking(move || look(&spec)).await {
+        if self.looking.as_ref().is_some_and(|(of, _)| *of == version) {
+            return;
+        }
+        self.stop_looking();
+        let pulse = Arc::new(Pulse::default());
+        self.live.parts().walk = Some(pulse.clone());
+        self.looking = Some((version, pulse.clone()));
+        // Beside this task, so that a cancel need not wait for it; it ends by its pulse.
+        let done = self.looks.0.clone();
+        tokio::task::spawn_blocking(move || {
+            let looked = look(&spec, &pulse);
+            // Nobody is there to hear of a walk that was stopped.
+            let _ = done.blocking_send((version, looked));
+        });
+    }
+
+    /// The walk over the source is over.
+    fn looked(&mut self, version: PlanVersion, looked: Result<Look, Failure>) {
+        if self.looking.as_ref().is_none_or(|(of, _)| *of != version) {
+            return;
+        }
+        self.stop_looking();
+        let prepared = match looked {
             Ok(look) => {
                 let payload = look.payload.clone();
                 self.look = Some(look);
                 Prepared::Source { payload }
             }
-            Err(failure) => Prepared::Unfit(failure.on(&node)),
+            Err(failure) => Prepared::Unfit(failure.on(&self.context.node)),
         };
         self.context.outbox.prepared(self.id, version, true, &prepared);
+    }
+
+    fn stop_looking(&mut self) {
+        if let Some((_, pulse)) = self.looking.take() {
+            pulse.stop();
+        }
+        self.live.parts().walk = None;
     }
 
     async fn prepare_target(
@@ -590,6 +633,7 @@ impl Job {
 
     /// All that moves stops; what is on disk stays.
     async fn halt(&mut self) {
+        self.stop_looking();
         self.halt_target().await;
         *self.live.parts() = Parts::default();
         self.serving = None;

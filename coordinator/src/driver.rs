@@ -44,7 +44,7 @@ use retry::Cancelling;
 const TOGETHER: usize = 256;
 /// Leases are looked at this often.
 const LEASE_TURN: Duration = Duration::from_secs(1);
-/// A dry run's source must say what the payload is within this.
+/// A dry run's source must say what the payload is, or that it still finds more of it, within this.
 const LOOK_DEADLINE: Duration = Duration::from_secs(10);
 /// Dry runs at once.
 const LOOKS: usize = 32;
@@ -91,6 +91,8 @@ struct Look {
     submit: submit::Drafted,
     reply: oneshot::Sender<Result<Plan, Failure>>,
     until: Duration,
+    /// How far the source's walk has come.
+    walked: u64,
 }
 
 /// See the module.
@@ -360,6 +362,11 @@ impl Driver {
                 }
             }
             Report::Progress(job, progress) => {
+                if let Some(look) = self.looks.get_mut(&job)
+                    && progress.walked > look.walked
+                {
+                    (look.walked, look.until) = (progress.walked, now.up + LOOK_DEADLINE);
+                }
                 self.measurements.progress(&node, &progress);
                 self.said(job, Event::Progress(node, progress));
             }

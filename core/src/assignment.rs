@@ -264,4 +264,6 @@ pub struct Progress {
     pub rtt: Option<Duration>,
     /// Children it serves at present.
     pub children: u16,
+    /// Entries that the walk over the source has looked at, before anything moves (source only).
+    pub walked: u64,
 }

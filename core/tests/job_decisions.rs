@@ -436,6 +436,29 @@ fn nothing_changes_by_counters_alone() {
 }
 
 #[test]
+fn a_walk_may_take_its_time_and_may_not_stand_still() {
+    let walks = |until_second: u64| {
+        let mut push = Push::new(1, |_, _| ());
+        for second in 0..60 {
+            push.now += 1;
+            let progress = Progress {
+                walked: second.min(until_second),
+                ..Progress::default()
+            };
+            push.apply(Event::Progress(node(0), progress));
+            push.apply(Event::Tick);
+        }
+        push
+    };
+    let mut push = walks(60);
+    assert_eq!(push.job.phase(), Phase::Preparing);
+    push.look();
+    push.ready(1);
+    assert_eq!(push.job.phase(), Phase::Running);
+    assert_eq!(walks(40).job.phase(), Phase::Failed);
+}
+
+#[test]
 fn a_target_that_ended_takes_no_more_time() {
     let mut push = Push::run(2);
     let progress = |chunks: u32| Progress {

@@ -40,7 +40,7 @@ use crate::sync::lock;
 use expect::Wanted;
 use files::Files;
 use look::paths_shown;
-pub use look::{Look, look};
+pub use look::{Look, Pulse, look};
 
 /// What a source sends.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ impl Source {
     ) -> Result<Self, Failure> {
         let look = match config.look {
             Some(look) => look,
-            None => look(&config.spec)?,
+            None => look(&config.spec, &Pulse::default())?,
         };
         let path = paths_shown(&config.spec.paths);
         if look.payload != config.payload {

@@ -289,6 +289,7 @@ impl Driver {
             submit: drafted,
             reply,
             until: now.up + LOOK_DEADLINE,
+            walked: 0,
         };
         self.looks.insert(id, look);
     }

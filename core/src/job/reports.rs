@@ -1,6 +1,6 @@
 //! What agents and the planner say of the job.
 
-use super::{Copied, Job, PROBE_EVERY, Phase, TargetState};
+use super::{Copied, Job, PROBE_EVERY, Phase, SOURCE_DEADLINE, TargetState};
 use crate::assignment::{Order, Outcome, Prepared, Progress, SourceReport};
 use crate::failure::{Code, Failure};
 use crate::id::{NodeName, PlanVersion};
@@ -133,6 +133,10 @@ impl Job {
             self.notify = Some(false);
         }
         if *node == self.spec.source {
+            if progress.walked != self.source_progress.walked {
+                // A walk over many files takes its time; only one that stands still is no answer.
+                self.source_deadline = Some(self.now.up + SOURCE_DEADLINE);
+            }
             self.record.source_bytes_read = progress.source_bytes_read;
             self.record.source_bytes_sent = progress.bytes_sent;
             self.record.sha256_bytes = progress.sha256_bytes;

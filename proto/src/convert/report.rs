@@ -120,6 +120,7 @@ impl v1::JobProgress {
             streams: progress.streams.into(),
             rtt_seconds: progress.rtt.unwrap_or_default().as_secs_f64(),
             children: progress.children.into(),
+            walked: progress.walked,
         }
     }
 }
@@ -146,6 +147,7 @@ impl TryFrom<&v1::JobProgress> for Progress {
             streams: streams16("progress.streams", wire.streams)?,
             rtt: (!rtt.is_zero()).then_some(rtt),
             children: streams16("progress.children", wire.children)?,
+            walked: wire.walked,
         })
     }
 }

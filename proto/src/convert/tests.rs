@@ -201,6 +201,7 @@ fn reports_survive_the_wire() {
         disk_time: Duration::from_millis(250),
         parent: Some("n0".parse().unwrap()),
         rtt: Some(Duration::from_millis(1)),
+        walked: 7,
         ..Progress::default()
     };
     let wire = v1::JobProgress::of(JobId::from_random([1; 16]), &progress);

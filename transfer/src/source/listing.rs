@@ -58,8 +58,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::source::look;
     use crate::source::walk::tests::spec_of;
+    use crate::source::{Pulse, look};
 
     #[test]
     fn it_is_what_the_usual_tools_make() {
@@ -87,7 +87,9 @@ mod tests {
         let more = dir.path().join("more.fa");
         fs::write(&more, b"").unwrap();
 
-        let manifest = look(&spec_of(&[&tree, &more])).unwrap().manifest;
+        let manifest = look(&spec_of(&[&tree, &more]), &Pulse::default())
+            .unwrap()
+            .manifest;
         let digests: Vec<_> = manifest
             .entries
             .iter()

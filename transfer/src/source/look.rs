@@ -1,5 +1,7 @@
 //! What a payload would be, before anything of it is read.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use stage_core::assignment::SourceSpec;
 use stage_core::chunk::MAX_PAYLOAD;
 use stage_core::failure::{Code, Failure, show_path};
@@ -28,14 +30,39 @@ impl Look {
     }
 }
 
+/// How far a walk has come, and the way to stop it.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    entries: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Pulse {
+    /// How many entries were looked at so far.
+    pub fn entries(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    /// Ends the walk as soon as it looks at the next entry.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// One more entry; `false` when the walk is to end.
+    pub(super) fn beat(&self) -> bool {
+        self.entries.fetch_add(1, Ordering::Relaxed);
+        !self.stop.load(Ordering::Relaxed)
+    }
+}
+
 /// Looks at paths and says what the payload would be, holes left out. Nothing is read. A path that is a symbolic link is
 /// followed: the user named it.
 ///
 /// # Errors
 /// Something is missing, of a kind that cannot be sent, or cannot be read; the links go round in a circle; a digest is
 /// expected of what is no file of the payload.
-pub fn look(spec: &SourceSpec) -> Result<Look, Failure> {
-    let (manifest, seen) = walk(spec)?;
+pub fn look(spec: &SourceSpec, pulse: &Pulse) -> Result<Look, Failure> {
+    let (manifest, seen) = walk(spec, pulse)?;
     let kind = |message: String, hint: &str| {
         Failure::new(Code::SourceKind, message, hint).at(paths_shown(&spec.paths))
     };

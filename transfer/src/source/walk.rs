@@ -24,6 +24,7 @@ use stage_core::manifest::{Data, Entry, Kind, MAX_MANIFEST, MAX_NAME, MAX_PATH, 
 use stage_core::payload::{SourcePath, Walk};
 use stage_core::units::ByteCount;
 
+use super::look::Pulse;
 use super::seen::{Seen, Stat};
 use crate::sparse::data_runs;
 pub(super) use directory::names_of;
@@ -36,10 +37,10 @@ const NO_HOLES: u64 = 64 << 10;
 const MIN_LINE: u64 = 10;
 
 /// Walks over all that a push names.
-pub(super) fn walk(spec: &SourceSpec) -> Result<(Manifest, Seen), Failure> {
+pub(super) fn walk(spec: &SourceSpec, pulse: &Pulse) -> Result<(Manifest, Seen), Failure> {
     let mut paths: Vec<_> = spec.paths.iter().collect();
     paths.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut walker = Walker::new(&spec.walk)?;
+    let mut walker = Walker::new(&spec.walk, pulse)?;
     for path in &paths {
         walker.unit(path)?;
     }
@@ -83,6 +84,7 @@ type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 struct Walker<'a> {
     walk: &'a Walk,
+    pulse: &'a Pulse,
     entries: Vec<Entry>,
     seen: Seen,
     /// Of the unit at hand: the first name of each file that has several.
@@ -93,9 +95,10 @@ struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    fn new(walk: &'a Walk) -> Result<Self, Failure> {
+    fn new(walk: &'a Walk, pulse: &'a Pulse) -> Result<Self, Failure> {
         Ok(Self {
             walk,
+            pulse,
             entries: Vec::new(),
             seen: Seen::new(walk)?,
             linked: HashMap::new(),
@@ -316,6 +319,13 @@ impl<'a> Walker<'a> {
         all.sort_unstable_by_key(|found| found.stat.inode.1);
         let mut found = Vec::with_capacity(all.len());
         for mut one in all {
+            if !self.pulse.beat() {
+                return Err(Failure::new(
+                    Code::Cancelled,
+                    "the walk over the source was stopped",
+                    "push again",
+                ));
+            }
             match Stat::at(&dir, names.c_name(&one), self.walk.follow) {
                 Ok(stat) => {
                     one.stat = stat;

@@ -10,7 +10,7 @@ use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::Code;
 use stage_core::payload::{Payload, SourcePath, Walk};
-use stage_transfer::source::look;
+use stage_transfer::source::{Pulse, look};
 use stage_transfer::store::{Store, Watcher};
 use stage_transfer::target::{PublishError, discard_job, held_jobs, sweep};
 
@@ -271,7 +271,7 @@ fn a_source_keeps_digests_but_no_bytes_and_no_trace() {
             limit: None,
             expect: Vec::new(),
         };
-        let (_, _, files) = look(&spec).unwrap().into_parts();
+        let (_, _, files) = look(&spec, &Pulse::default()).unwrap().into_parts();
         Store::source(
             Arc::new(files),
             bench.manifest.clone(),

@@ -256,7 +256,11 @@ fn too_little_space_is_said_with_numbers_and_leaves_nothing() {
     };
     let failure = bench.unfit();
     assert_eq!(failure.code, Code::NoSpace);
-    assert_eq!(failure.space.as_ref().unwrap().short_by, ByteCount(CHUNK), "{failure}");
+    assert_eq!(
+        failure.space.as_ref().unwrap().short_by,
+        ByteCount(CHUNK),
+        "{failure}"
+    );
     assert_eq!(Bench::names(&root), [""; 0]);
     bench.assert_no_trace();
     // With room made it fits, and takes no more than its size.

@@ -27,7 +27,7 @@ use stage_transfer::inbound::{HopEvent, Inbound, InboundConfig};
 use stage_transfer::outbound::Serving;
 use stage_transfer::plane::DataPlane;
 use stage_transfer::root::Roots;
-use stage_transfer::source::{Look, Source, SourceConfig, look};
+use stage_transfer::source::{Look, Pulse, Source, SourceConfig, look};
 use stage_transfer::store::Store;
 use stage_transfer::target::{Preparation, Target, prepare};
 use tempfile::TempDir;
@@ -100,7 +100,7 @@ impl Bench {
             authority,
             job: JobId::from_random([5; 16]),
             key: JobKey([6; 32]),
-            manifest: look(&spec(&file)).unwrap().manifest,
+            manifest: look(&spec(&file), &Pulse::default()).unwrap().manifest,
             md5: None,
             file,
             bytes,
@@ -116,7 +116,7 @@ impl Bench {
         for (at, bytes) in data {
             file.write_all_at(bytes, *at).unwrap();
         }
-        bench.manifest = look(&spec(&bench.file)).unwrap().manifest;
+        bench.manifest = look(&spec(&bench.file), &Pulse::default()).unwrap().manifest;
         bench
     }
 
@@ -205,7 +205,7 @@ impl Bench {
 
     /// A source of anything.
     pub(crate) async fn source_of(&self, node: &Node, spec: SourceSpec) -> Result<Running, Failure> {
-        let payload = look(&spec)?.payload;
+        let payload = look(&spec, &Pulse::default())?.payload;
         self.source_as(node, spec, payload, None).await
     }
 

@@ -18,7 +18,7 @@ use stage_core::failure::{Code, Failure};
 use stage_core::manifest::{Kind, Manifest};
 use stage_core::payload::{Expectation, SourcePath, Walk};
 use stage_core::units::Rate;
-use stage_transfer::source::look;
+use stage_transfer::source::{Pulse, look};
 
 use crate::bench::{Bench, Node, Running, content, until};
 
@@ -98,7 +98,7 @@ async fn a_tree_is_read_once_and_has_the_digest_of_its_listing() {
     let bench = Bench::insecure(3);
     let tree = grow(bench.dir());
     let spec = spec(&[&tree, &bench.file]);
-    let looked = look(&spec).unwrap();
+    let looked = look(&spec, &Pulse::default()).unwrap();
     let (manifest, payload) = (looked.manifest.clone(), looked.payload.clone());
     assert!(payload.head().0 > 0, "its manifest is too long to ride along");
     let node = bench.node("n0");
@@ -280,7 +280,7 @@ async fn a_tree_that_changed_since_it_was_looked_at_is_not_begun() {
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("a"), b"1").unwrap();
     let node = bench.node("n0");
-    let looked = look(&spec(&[&tree])).unwrap();
+    let looked = look(&spec(&[&tree]), &Pulse::default()).unwrap();
     let payload = looked.payload.clone();
     fs::write(tree.join("b"), b"2").unwrap();
     for look in [Some(looked), None] {

@@ -8,7 +8,7 @@ use rustix::fs::{XattrFlags, mkfifoat, setxattr};
 use tempfile::TempDir;
 
 use super::*;
-use crate::source::{Look, look};
+use crate::source::{Look, Pulse};
 
 /// A push of these paths, each under its last name.
 pub(in crate::source) fn spec_of(paths: &[&Path]) -> SourceSpec {
@@ -22,6 +22,10 @@ pub(in crate::source) fn spec_of(paths: &[&Path]) -> SourceSpec {
         limit: None,
         expect: Vec::new(),
     }
+}
+
+fn look(spec: &SourceSpec) -> Result<Look, Failure> {
+    crate::source::look(spec, &Pulse::default())
 }
 
 fn follow(path: &Path) -> Result<Look, Failure> {
@@ -362,6 +366,20 @@ fn what_cannot_be_read_is_named_before_a_byte_moves() {
     assert_eq!(failure.code, Code::SourceUnreadable);
     assert!(failure.path.unwrap().ends_with("db/closed"));
     fs::set_permissions(tree.join("closed"), Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
+fn a_walk_tells_how_far_it_is_and_can_be_stopped() {
+    let (_dir, tree) = tree();
+    for at in 0..10 {
+        fs::write(tree.join(at.to_string()), b"").unwrap();
+    }
+    let pulse = Pulse::default();
+    crate::source::look(&spec_of(&[&tree]), &pulse).unwrap();
+    assert_eq!(pulse.entries(), 10);
+    pulse.stop();
+    let failure = crate::source::look(&spec_of(&[&tree]), &pulse).unwrap_err();
+    assert_eq!((failure.code, pulse.entries()), (Code::Cancelled, 11));
 }
 
 /// How long a walk over so many files takes; run with `--release -- --ignored --nocapture`.
