@@ -26,11 +26,11 @@ pub const ENCRYPTED_THREAD_RATE_BYTES_PER_SECOND: f64 = 0.8e9;
 
 /// The share of its maximal send window (`tcp_wmem`) that a stream has in flight: a stream with 4 MiB holds
 /// 3.5 MB (284 Mbit/s at 100 ms), measured.
-const SEND_WINDOW_SHARE: f64 = 0.85;
+pub(crate) const SEND_WINDOW_SHARE: f64 = 0.85;
 
 /// The share of its maximal receive window (`tcp_rmem`) that a receiver advertises: Linux reckons the other half
 /// with overhead (`tcp_adv_win_scale` = 1).
-const RECEIVE_WINDOW_SHARE: f64 = 0.5;
+pub(crate) const RECEIVE_WINDOW_SHARE: f64 = 0.5;
 
 /// The constant of Mathis, Semke, Mahdavi, Ott (1997), "The macroscopic behavior of the TCP congestion avoidance
 /// algorithm": √(3/2).

@@ -19,15 +19,19 @@
 //! | [`simulate`] | a plan tried out on paper, flow by flow |
 //! | [`assignment`] | what a node is told to be for a job |
 //! | [`ask`] | what a node is asked beside its orders |
+//! | [`bench`] | what is measured of nodes and links, between whom, and what it says |
+//! | [`doctor`] | what on a host holds it back or will break |
 //! | [`job`] | the life of a job, as a state machine without waiting |
 //!
 //! The walk through the whole system starts in `ARCHITECTURE.md`.
 
 pub mod ask;
 pub mod assignment;
+pub mod bench;
 pub mod chunk;
 pub mod cost;
 pub mod digest;
+pub mod doctor;
 pub mod failure;
 pub mod id;
 pub mod job;

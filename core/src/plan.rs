@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use self::choice::Choice;
 use self::ground::{Ground, SOURCE};
 use self::order::Walk;
-use crate::id::NodeName;
-use crate::topology::Topology;
+use crate::id::{NodeName, SwitchName};
+use crate::topology::{Route, Topology};
 use crate::units::{ByteCount, Rate};
 
 /// What shall be planned.
@@ -148,6 +148,44 @@ pub struct Facts {
     pub nodes: BTreeMap<NodeName, NodeFacts>,
     /// RTT measured between two nodes, in the order (parent, child).
     pub rtts: BTreeMap<(NodeName, NodeName), Duration>,
+    /// Measured between two nodes at these switches, of which the second is the receiver's: what any two there will meet
+    /// that were not measured themselves.
+    pub paths: BTreeMap<(SwitchName, SwitchName), PathFacts>,
+}
+
+impl Facts {
+    /// What was measured between other nodes at the switches where this route begins and ends.
+    pub(crate) fn path(&self, route: &Route) -> Option<&PathFacts> {
+        if self.paths.is_empty() {
+            return None;
+        }
+        let ends = (route.switches.first()?.clone(), route.switches.last()?.clone());
+        self.paths.get(&ends)
+    }
+
+    /// A hop's RTT: measured, else measured between others at the same switches, else what the links on the way say,
+    /// else [`crate::cost::SWITCH_RTT`] for each switch.
+    pub fn rtt(&self, parent: &NodeName, child: &NodeName, route: &Route) -> Duration {
+        let measured = if self.rtts.is_empty() {
+            None
+        } else {
+            self.rtts.get(&(parent.clone(), child.clone())).copied()
+        };
+        let switches = u32::try_from(route.switches.len()).unwrap_or(u32::MAX);
+        measured
+            .or_else(|| self.path(route).map(|path| path.rtt))
+            .or(route.rtt)
+            .unwrap_or_else(|| crate::cost::SWITCH_RTT.saturating_mul(switches))
+    }
+}
+
+/// What is known of the way from one switch to another, or of that through one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PathFacts {
+    /// Round trip.
+    pub rtt: Duration,
+    /// What one stream carries, where it was the stream that limited the rate: several carried more.
+    pub one: Option<Rate>,
 }
 
 /// What is known of one node.

@@ -160,7 +160,7 @@ fn question(fabric: Fabric) -> impl Strategy<Value = (Fabric, Request, Facts)> {
             });
         let facts = Facts {
             nodes: nodes.collect(),
-            rtts: BTreeMap::new(),
+            ..Facts::default()
         };
         (fabric.clone(), request, facts)
     })
@@ -545,6 +545,7 @@ fn absurd_facts_make_long_forecasts() {
             let facts = Facts {
                 nodes: BTreeMap::from([(names[2].clone(), dead)]),
                 rtts: BTreeMap::from([((names[0].clone(), names[1].clone()), ages)]),
+                ..Facts::default()
             };
             let made = plan(&topology, &request, &facts).unwrap();
             assert_eq!(made.hops.len(), 4);

@@ -3,7 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may fail where it stands")]
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -133,7 +132,7 @@ fn slow(nodes: &[(&str, &str)]) -> Facts {
             .iter()
             .map(|(node, disk)| (name(node), facts(disk)))
             .collect(),
-        rtts: BTreeMap::new(),
+        ..Facts::default()
     }
 }
 

@@ -212,6 +212,10 @@ pub(crate) fn lay_hop(ground: &Ground<'_>, parent: usize, child: usize) -> Optio
     let route = ground.route(parent, child)?;
     let path = ground.stream_path(parent, child, &route);
     let (mut one, bound) = path.rate();
+    if let Some(measured) = ground.measured_stream(&route) {
+        // A thread that encrypts is no faster than a measurement; windows and loss are what was met.
+        one = measured;
+    }
     let mut cause = Cause::Streams { parent, child, bound };
     for &edge in &route.edges {
         let member = cost::goodput(ground.topology.member_capacity(edge));

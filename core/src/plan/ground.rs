@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Facts, PlanError, Request, WindowLimits};
-use crate::cost::{self, StreamPath};
+use crate::cost::StreamPath;
 use crate::id::NodeName;
 use crate::topology::{Node, Route, Topology};
 use crate::units::Rate;
@@ -90,20 +90,14 @@ impl<'a> Ground<'a> {
         self.topology.route(self.name(parent), self.name(child))
     }
 
-    /// A hop's RTT: measured, else what the links on the way say, else [`cost::SWITCH_RTT`] for each switch.
+    /// A hop's RTT.
     pub(super) fn rtt(&self, parent: usize, child: usize, route: &Route) -> Duration {
-        let measured = if self.facts.rtts.is_empty() {
-            None
-        } else {
-            self.facts
-                .rtts
-                .get(&(self.name(parent).clone(), self.name(child).clone()))
-                .copied()
-        };
-        let switches = u32::try_from(route.switches.len()).unwrap_or(u32::MAX);
-        measured
-            .or(route.rtt)
-            .unwrap_or_else(|| cost::SWITCH_RTT.saturating_mul(switches))
+        self.facts.rtt(self.name(parent), self.name(child), route)
+    }
+
+    /// What one stream of a hop was measured to carry.
+    pub(super) fn measured_stream(&self, route: &Route) -> Option<Rate> {
+        self.facts.path(route)?.one
     }
 
     /// How fast the node writes; unlimited when neither a measurement nor the topology says.

@@ -1,0 +1,199 @@
+//! From readings to what the planner knows.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{LinkReading, Measurement, Pair, Reading, Subject, WORTH_DOUBLING};
+use crate::plan::{Facts, PathFacts};
+use crate::topology::Topology;
+
+/// Older readings tell the planner nothing: disks fill and links are rebuilt.
+pub const MAX_AGE: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// Lays the newest readings over what is known already. `latest` holds one for each subject; `now` is Unix time in
+/// milliseconds.
+pub fn lay(facts: &mut Facts, topology: &Topology, latest: &[&Measurement], now: u64) {
+    let fresh = latest
+        .iter()
+        .filter(|one| u128::from(now.saturating_sub(one.unix_ms)) <= MAX_AGE.as_millis());
+    for measurement in fresh {
+        match (&measurement.subject, &measurement.reading) {
+            (Subject::Node(node), Reading::Node(reading)) => {
+                let known = facts.nodes.entry(node.clone()).or_default();
+                if let Some(disk) = reading.disk() {
+                    known.disk_write = disk.write.or(known.disk_write);
+                    known.disk_read = disk.read.or(known.disk_read);
+                }
+                // What an agent has said since it came is newer.
+                known.windows = known.windows.or(Some(reading.host.windows));
+            }
+            (Subject::Link(pair), Reading::Link(reading)) => link(facts, topology, pair, reading),
+            _ => {}
+        }
+    }
+}
+
+fn link(facts: &mut Facts, topology: &Topology, pair: &Pair, reading: &LinkReading) {
+    let rtt = reading.rtt.median;
+    if rtt.is_zero() {
+        return;
+    }
+    for (from, to, rates) in [
+        (&pair.from, &pair.to, &reading.forward),
+        (&pair.to, &pair.from, &reading.backward),
+    ] {
+        // A hop's own RTT is what its child met in a push, where there was one.
+        facts.rtts.entry((from.clone(), to.clone())).or_insert(rtt);
+        let Some(route) = topology.route(from, to) else {
+            continue;
+        };
+        let (Some(first), Some(last)) = (route.switches.first(), route.switches.last()) else {
+            continue;
+        };
+        let one = rates.iter().find(|reading| reading.streams == 1);
+        let one = one
+            .zip(LinkReading::best(rates))
+            .filter(|(one, best)| best.rate > one.rate.times(WORTH_DOUBLING))
+            .map(|(one, _)| one.rate);
+        let path = facts
+            .paths
+            .entry((first.clone(), last.clone()))
+            .or_insert(PathFacts { rtt, one });
+        // Of several pairs, what the way allows and not what one of them suffers from.
+        path.rtt = path.rtt.min(rtt);
+        path.one = match (path.one, one) {
+            (Some(known), Some(one)) if one > known => Some(one),
+            (known, Some(_)) => known,
+            (_, None) => None,
+        };
+    }
+}
+
+/// The newest of each history.
+pub fn newest(history: &BTreeMap<Subject, Vec<Measurement>>) -> Vec<&Measurement> {
+    history.values().filter_map(|readings| readings.last()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{DiskReading, NodeReading, Rtt, StreamReading};
+    use crate::plan::{Request, ShapeChoice, plan};
+    use crate::units::{ByteCount, Rate};
+
+    const FABRIC: &str = "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"n[0-3]\"\n\
+                          attach = \"s\"\nnic = \"10 Gbit/s\"\n";
+
+    fn disk(node: &str, write_mb: f64, unix_ms: u64) -> Measurement {
+        Measurement {
+            subject: Subject::Node(node.parse().unwrap()),
+            unix_ms,
+            reading: Reading::Node(Box::new(NodeReading {
+                disks: vec![DiskReading {
+                    root: "main".parse().unwrap(),
+                    write: Some(Rate::from_bytes_per_second(write_mb * 1e6)),
+                    read: None,
+                    skipped: String::new(),
+                }],
+                ..NodeReading::default()
+            })),
+        }
+    }
+
+    fn rates(mb: &[f64]) -> Vec<StreamReading> {
+        mb.iter()
+            .zip([1, 2, 4, 8])
+            .map(|(mb, streams)| StreamReading {
+                streams,
+                rate: Rate::from_bytes_per_second(mb * 1e6),
+                bytes: ByteCount(1),
+                retransmissions: 0,
+            })
+            .collect()
+    }
+
+    fn between(from: &str, to: &str, rtt_us: u64, forward: &[f64], backward: &[f64]) -> Measurement {
+        Measurement {
+            subject: Subject::Link(Pair {
+                from: from.parse().unwrap(),
+                to: to.parse().unwrap(),
+            }),
+            unix_ms: 1000,
+            reading: Reading::Link(Box::new(LinkReading {
+                rtt: Rtt {
+                    median: Duration::from_micros(rtt_us),
+                    ..Rtt::default()
+                },
+                forward: rates(forward),
+                backward: rates(backward),
+            })),
+        }
+    }
+
+    fn request(targets: &[&str]) -> Request {
+        Request {
+            source: "n0".parse().unwrap(),
+            targets: targets.iter().map(|name| name.parse().unwrap()).collect(),
+            size: ByteCount(10 << 30),
+            shape: ShapeChoice::Auto,
+            streams: None,
+            limit: None,
+            source_limit: None,
+            encrypted: false,
+        }
+    }
+
+    #[test]
+    fn the_next_plan_uses_a_measured_disk_until_it_is_old() {
+        let topology = Topology::parse("t", FABRIC).unwrap();
+        let slow = disk("n1", 50.0, 1000);
+        let mut facts = Facts::default();
+        lay(&mut facts, &topology, &[&slow], 2000);
+        let planned = plan(&topology, &request(&["n1", "n2"]), &facts).unwrap();
+        let hop = planned.hop(&"n1".parse().unwrap()).unwrap();
+        assert_eq!(hop.rate.in_bytes().to_string(), "50.0 MB/s");
+        assert!(hop.limited_by.contains("disk of n1"), "{}", hop.limited_by);
+
+        let mut facts = Facts::default();
+        let old = 1000 + MAX_AGE.as_millis() as u64 + 1;
+        lay(&mut facts, &topology, &[&slow], old);
+        assert_eq!(facts, Facts::default());
+    }
+
+    #[test]
+    fn others_at_the_same_switch_will_meet_what_two_have_met() {
+        let topology = Topology::parse("t", FABRIC).unwrap();
+        let measured = between("n0", "n1", 350, &[200.0, 400.0, 405.0], &[900.0, 910.0]);
+        let mut facts = Facts::default();
+        lay(&mut facts, &topology, &[&measured], 2000);
+        let rtt = Duration::from_micros(350);
+        let pair = |from: &str, to: &str| (from.parse().unwrap(), to.parse().unwrap());
+        assert_eq!(facts.rtts[&pair("n0", "n1")], rtt);
+        assert_eq!(facts.rtts[&pair("n1", "n0")], rtt);
+        let path = facts.paths.values().next().unwrap();
+        assert_eq!(path.rtt, rtt);
+        assert_eq!(path.one, None, "the way back needs one stream only");
+
+        let both = between("n0", "n1", 350, &[200.0, 400.0], &[210.0, 400.0]);
+        let mut facts = Facts::default();
+        lay(&mut facts, &topology, &[&both], 2000);
+        let planned = plan(&topology, &request(&["n2"]), &facts).unwrap();
+        let hop = planned.hop(&"n2".parse().unwrap()).unwrap();
+        assert_eq!(hop.streams, 6, "of 210 MB/s each, for 1177 MB/s");
+    }
+
+    #[test]
+    fn what_a_push_met_counts_more_than_what_a_probe_met() {
+        let topology = Topology::parse("t", FABRIC).unwrap();
+        let mut facts = Facts::default();
+        let key = ("n0".parse().unwrap(), "n1".parse().unwrap());
+        facts.rtts.insert(key.clone(), Duration::from_millis(7));
+        lay(
+            &mut facts,
+            &topology,
+            &[&between("n0", "n1", 350, &[], &[])],
+            2000,
+        );
+        assert_eq!(facts.rtts[&key], Duration::from_millis(7));
+    }
+}

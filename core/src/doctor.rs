@@ -1,0 +1,543 @@
+//! What on a host holds it back or will break, each with the command that mends it. Pure: a [`HostReport`] goes in with
+//! what the coordinator knows of the node, findings come out.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::bench::HostReport;
+use crate::cost;
+use crate::id::NodeName;
+use crate::plan::{Facts, WindowLimits};
+use crate::topology::Topology;
+use crate::units::{ByteCount, Rate, show_time};
+
+/// A clock that is off by more than this confuses who reads logs, and certificates that are young.
+const CLOCK: Duration = Duration::from_secs(2);
+/// Each stream and each file is a descriptor; an agent that serves many children needs thousands.
+const DESCRIPTORS: u64 = 8192;
+/// Packets that may wait for the kernel; the default of 1000 is short of a burst at 10 Gbit/s.
+const BACKLOG: u64 = 10_000;
+/// An interface of this rate has such bursts.
+const FAST: f64 = 1.0e9;
+/// A root with less free is nearly full: of the file system's size, and at least this many bytes.
+const NEARLY_FULL: (f64, u64) = (0.05, 10 << 30);
+/// From this RTT on, windows matter and jumbo frames are not expected to pass.
+const FAR: Duration = Duration::from_millis(1);
+/// Where loss is at least this, BBR carries more than what takes loss for congestion.
+const LOSSY: f64 = 1e-4;
+
+/// What the coordinator knows of a node beside its report.
+#[derive(Debug)]
+pub struct Context<'c> {
+    /// The fabric.
+    pub topology: &'c Topology,
+    /// RTTs and rates that were measured.
+    pub facts: &'c Facts,
+    /// The coordinator's release.
+    pub version: &'c str,
+    /// How far the node's clock is ahead of the coordinator's, in milliseconds, and how far that may be wrong.
+    pub clock_ms: (i64, u64),
+    /// The loss that was measured on ways to and from this node, 0 to 1: the largest.
+    pub loss: f64,
+    /// MTUs of other nodes at the same switches, with their names.
+    pub neighbours: &'c [(NodeName, u32)],
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Which check, in a word for scripts.
+    pub check: &'static str,
+    /// What is so, and why that is bad: a sentence for people.
+    pub message: String,
+    /// What mends it: a command, or what a person must do.
+    pub mend: String,
+}
+
+fn finding(check: &'static str, message: String, mend: impl Into<String>) -> Finding {
+    Finding {
+        check,
+        message,
+        mend: mend.into(),
+    }
+}
+
+/// All checks, in the order in which they are worth mending.
+pub fn examine(node: &NodeName, host: &HostReport, context: &Context<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(host.roots.iter().filter_map(root));
+    found.extend(resolves(node, host));
+    found.extend(version(host, context.version));
+    found.extend(clock(host, context.clock_ms));
+    found.extend(scaling(host));
+    found.extend(windows(node, host, context));
+    found.extend(nic(node, host, context.topology));
+    found.extend(mtu(host, context.neighbours));
+    found.extend(loss(node, host, context));
+    found.extend(backlog(node, host, context.topology));
+    found.extend(descriptors(host));
+    found
+}
+
+fn root(root: &crate::bench::RootSpace) -> Option<Finding> {
+    if let Some(failure) = &root.failure {
+        return Some(finding("root", failure.message.clone(), failure.hint.clone()));
+    }
+    let short = (root.total.0 as f64 * NEARLY_FULL.0) as u64;
+    let short = short.min(NEARLY_FULL.1);
+    (root.free.0 < short).then(|| {
+        finding(
+            "space",
+            format!(
+                "the root {} ({}) is nearly full: {} free of {}",
+                root.name, root.path, root.free, root.total
+            ),
+            format!(
+                "stage ls; stage rm NAME --from NODE; or: du -xh --max-depth=2 {}",
+                root.path
+            ),
+        )
+    })
+}
+
+fn resolves(node: &NodeName, host: &HostReport) -> Option<Finding> {
+    let loopback = host
+        .resolves_to
+        .iter()
+        .find(|text| text.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()))?;
+    Some(finding(
+        "name",
+        format!(
+            "{node} resolves to {loopback} on itself: what asks for its address by name announces one that nobody else reaches"
+        ),
+        format!("sed -i '/^127\\..*\\b{node}\\b/d' /etc/hosts; getent hosts {node}"),
+    ))
+}
+
+fn version(host: &HostReport, ours: &str) -> Option<Finding> {
+    (host.version != ours).then(|| {
+        finding(
+            "version",
+            format!("it runs stage {}, the coordinator {ours}", host.version),
+            "install the coordinator's release there; systemctl restart stage-agent",
+        )
+    })
+}
+
+fn clock(host: &HostReport, (ahead, slack): (i64, u64)) -> Option<Finding> {
+    // An agent that says no time has none to be wrong.
+    let off = ahead.unsigned_abs().saturating_sub(slack);
+    (host.unix_ms > 0 && u128::from(off) > CLOCK.as_millis()).then(|| {
+        let by = show_time(Duration::from_millis(ahead.unsigned_abs()));
+        let side = if ahead > 0 { "ahead of" } else { "behind" };
+        finding(
+            "clock",
+            format!(
+                "its clock is {by} {side} the coordinator's: logs mislead, and young certificates are refused"
+            ),
+            "chronyc makestep || systemctl restart systemd-timesyncd",
+        )
+    })
+}
+
+fn scaling(host: &HostReport) -> Option<Finding> {
+    (!host.window_scaling).then(|| {
+        finding(
+            "window_scaling",
+            "TCP window scaling is off: no connection has more than 64 KiB under way".to_owned(),
+            sysctl("net.ipv4.tcp_window_scaling=1"),
+        )
+    })
+}
+
+fn sysctl(setting: &str) -> String {
+    format!("sysctl -w {setting}  # and in /etc/sysctl.d/90-stage.conf to keep it")
+}
+
+/// The longest fat path to another node: what its windows must hold.
+fn fattest(node: &NodeName, context: &Context<'_>) -> Option<(NodeName, Rate, Duration)> {
+    let mut fattest: Option<(NodeName, Rate, Duration)> = None;
+    // One node at each switch will do: the way there is the same for all.
+    let mut seen = std::collections::BTreeSet::new();
+    for other in context.topology.nodes() {
+        let Some(interface) = other.interfaces.first() else {
+            continue;
+        };
+        if other.name == *node || !seen.insert(&interface.attach) {
+            continue;
+        }
+        let Some(route) = context.topology.route(node, &other.name) else {
+            continue;
+        };
+        let rtt = context.facts.rtt(node, &other.name, &route);
+        let rate = route
+            .edges
+            .iter()
+            .map(|edge| context.topology.member_capacity(*edge))
+            .reduce(Rate::min)?;
+        let held = |rate: Rate, rtt: Duration| rate.bytes_per_second() * rtt.as_secs_f64();
+        if fattest
+            .as_ref()
+            .is_none_or(|(_, before, long)| held(rate, rtt) > held(*before, *long))
+        {
+            fattest = Some((other.name.clone(), rate, rtt));
+        }
+    }
+    fattest
+}
+
+fn windows(node: &NodeName, host: &HostReport, context: &Context<'_>) -> Option<Finding> {
+    let (other, rate, rtt) = fattest(node, context)?;
+    if rtt < FAR {
+        return None;
+    }
+    let product = ByteCount((rate.bytes_per_second() * rtt.as_secs_f64()) as u64);
+    let wanted = WindowLimits {
+        receive: ByteCount((product.0 as f64 / cost::RECEIVE_WINDOW_SHARE) as u64),
+        send: ByteCount((product.0 as f64 / cost::SEND_WINDOW_SHARE) as u64),
+    };
+    // Many streams fill the path as well: a window that needs more than half of the most of them is too small.
+    let streams = u64::from(cost::MAX_STREAMS) / 2;
+    let receives = host.windows.receive.0.saturating_mul(streams) < wanted.receive.0;
+    let sends = host.windows.send.0.saturating_mul(streams) < wanted.send.0;
+    let usual = WindowLimits::default();
+    let low = host.windows.receive < usual.receive || host.windows.send < usual.send;
+    let one = host.windows.receive < wanted.receive || host.windows.send < wanted.send;
+    (receives || sends || low && one).then(|| {
+        let next = |bytes: u64| bytes.max(1).next_power_of_two().clamp(16 << 20, 1 << 30);
+        let (receive, send) = (next(wanted.receive.0 / 4), next(wanted.send.0 / 4));
+        finding(
+            "windows",
+            format!(
+                "a connection may hold {} to receive and {} to send; {other} is {} away at {}, which holds {product}",
+                host.windows.receive,
+                host.windows.send,
+                show_time(rtt),
+                rate.in_bits(),
+            ),
+            sysctl(&format!(
+                "net.ipv4.tcp_rmem=\"4096 131072 {receive}\" net.ipv4.tcp_wmem=\"4096 16384 {send}\""
+            )),
+        )
+    })
+}
+
+fn nic(node: &NodeName, host: &HostReport, topology: &Topology) -> Option<Finding> {
+    let says = host.nic?;
+    let wanted = topology.node(node)?.interfaces.first()?.nic;
+    // Links are rated in round figures.
+    (says < wanted.times(0.95)).then(|| {
+        finding(
+            "nic",
+            format!(
+                "the interface {} runs at {}, the topology says {}: a cable, a port or a negotiation is at fault",
+                host.interface,
+                says.in_bits(),
+                wanted.in_bits()
+            ),
+            format!("ethtool {0}; ethtool -r {0}  # or correct `nic` in the topology", host.interface),
+        )
+    })
+}
+
+fn mtu(host: &HostReport, neighbours: &[(NodeName, u32)]) -> Option<Finding> {
+    if host.mtu == 0 {
+        return None;
+    }
+    let mut counts: std::collections::BTreeMap<u32, usize> = std::collections::BTreeMap::new();
+    for (_, mtu) in neighbours.iter().filter(|(_, mtu)| *mtu > 0) {
+        *counts.entry(*mtu).or_default() += 1;
+    }
+    let others: usize = counts.values().sum();
+    let (usual, count) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+    // A minority is told that it is one; two nodes that differ have no majority, and the larger is told.
+    let differs = host.mtu != usual && (2 * count > others) && (others > 1 || host.mtu > usual);
+    differs.then(|| {
+        finding(
+            "mtu",
+            format!(
+                "the interface {} has an MTU of {}, its neighbours have {usual}: large packets are lost or cut",
+                host.interface, host.mtu
+            ),
+            format!("ip link set dev {} mtu {usual}", host.interface),
+        )
+    })
+}
+
+fn loss(node: &NodeName, host: &HostReport, context: &Context<'_>) -> Option<Finding> {
+    let told = context
+        .topology
+        .nodes()
+        .iter()
+        .filter(|other| other.name != *node)
+        .filter_map(|other| context.topology.route(node, &other.name))
+        .map(|route| route.loss)
+        .fold(0.0, f64::max);
+    let loss = told.max(context.loss);
+    let has = |name: &str| host.congestion_controls.iter().any(|control| control == name);
+    (loss >= LOSSY && !has("bbr")).then(|| {
+        finding(
+            "congestion_control",
+            format!(
+                "ways from here lose {:.2} % of their packets, and the kernel offers only {}: bbr does not slow down at each of them",
+                loss * 100.0,
+                host.congestion_controls.join(", ")
+            ),
+            "modprobe tcp_bbr  # and `tcp_bbr` in /etc/modules-load.d/stage.conf to keep it",
+        )
+    })
+}
+
+fn backlog(node: &NodeName, host: &HostReport, topology: &Topology) -> Option<Finding> {
+    let nic = topology.node(node)?.interfaces.first()?.nic;
+    (nic.bytes_per_second() >= FAST && (1..BACKLOG).contains(&host.backlog)).then(|| {
+        finding(
+            "backlog",
+            format!(
+                "{} packets may wait for the kernel; at {} a burst is longer, and the rest is dropped",
+                host.backlog,
+                nic.in_bits()
+            ),
+            sysctl(&format!("net.core.netdev_max_backlog={BACKLOG}")),
+        )
+    })
+}
+
+fn descriptors(host: &HostReport) -> Option<Finding> {
+    (1..DESCRIPTORS).contains(&host.descriptors).then(|| {
+        finding(
+            "descriptors",
+            format!("the agent may have {} files and connections open", host.descriptors),
+            "systemctl edit stage-agent  # [Service] LimitNOFILE=65536; or, without the unit: ulimit -n 65536",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::RootSpace;
+    use crate::failure::{Code, Failure};
+
+    const FABRIC: &str = "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[switch]]\nname = \"far\"\n\
+        [[node]]\nname = \"n[0-2]\"\nattach = \"s\"\nnic = \"10 Gbit/s\"\n\
+        [[node]]\nname = \"z\"\nattach = \"far\"\nnic = \"10 Gbit/s\"\n\
+        [[link]]\nbetween = [\"s\", \"far\"]\ncapacity = \"10 Gbit/s\"\nrtt = \"100 ms\"\n";
+
+    /// A host that lacks nothing.
+    fn sound() -> HostReport {
+        HostReport {
+            version: "1.0.0".to_owned(),
+            kernel: "6.1".to_owned(),
+            cpus: 8,
+            load: 0.1,
+            interface: "eth0".to_owned(),
+            nic: Some(Rate::from_bits_per_second(1e10)),
+            mtu: 9000,
+            windows: WindowLimits {
+                receive: ByteCount(64 << 20),
+                send: ByteCount(64 << 20),
+            },
+            socket_windows: WindowLimits::default(),
+            window_scaling: true,
+            backlog: 10_000,
+            congestion_controls: vec!["cubic".to_owned()],
+            congestion_control: "cubic".to_owned(),
+            descriptors: 65536,
+            unix_ms: 1,
+            resolves_to: vec!["10.0.0.2".to_owned()],
+            roots: vec![RootSpace {
+                name: "main".parse().unwrap(),
+                path: "/scratch".to_owned(),
+                free: ByteCount(1 << 40),
+                total: ByteCount(2 << 40),
+                failure: None,
+            }],
+        }
+    }
+
+    struct Case {
+        host: HostReport,
+        topology: String,
+        clock_ms: (i64, u64),
+        loss: f64,
+        neighbours: Vec<(NodeName, u32)>,
+    }
+
+    fn found(change: impl FnOnce(&mut Case)) -> Vec<Finding> {
+        let mut case = Case {
+            host: sound(),
+            topology: FABRIC.to_owned(),
+            clock_ms: (0, 0),
+            loss: 0.0,
+            neighbours: ["n0", "n2"].map(|name| (name.parse().unwrap(), 9000)).to_vec(),
+        };
+        change(&mut case);
+        let topology = Topology::parse("t", &case.topology).unwrap();
+        let context = Context {
+            topology: &topology,
+            facts: &Facts::default(),
+            version: "1.0.0",
+            clock_ms: case.clock_ms,
+            loss: case.loss,
+            neighbours: &case.neighbours,
+        };
+        examine(&"n1".parse().unwrap(), &case.host, &context)
+    }
+
+    /// The only finding.
+    fn only(change: impl FnOnce(&mut Case)) -> Finding {
+        let found = found(change);
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn a_sound_host_is_left_in_peace() {
+        assert_eq!(found(|_| {}), []);
+    }
+
+    #[test]
+    fn windows_are_held_against_the_longest_fat_path() {
+        let small = only(|case| {
+            case.host.windows = WindowLimits {
+                receive: ByteCount(4 << 20),
+                send: ByteCount(2 << 20),
+            };
+        });
+        assert_eq!(small.check, "windows");
+        assert!(
+            small.message.contains("z is 0.10 s away") && small.message.contains("119.21 MiB"),
+            "{}",
+            small.message
+        );
+        assert_eq!(
+            small.mend.split("  #").next().unwrap(),
+            "sysctl -w net.ipv4.tcp_rmem=\"4096 131072 67108864\" net.ipv4.tcp_wmem=\"4096 16384 67108864\""
+        );
+        // On a short path nothing is wrong with them.
+        let near = FABRIC.replace("rtt = \"100 ms\"", "rtt = \"0.1 ms\"");
+        assert_eq!(
+            found(|case| {
+                case.host.windows.receive = ByteCount(4 << 20);
+                case.topology = near;
+            }),
+            []
+        );
+    }
+
+    #[test]
+    fn what_the_kernel_is_told_is_looked_at() {
+        let off = only(|case| case.host.window_scaling = false);
+        assert_eq!(off.check, "window_scaling");
+        assert!(off.mend.starts_with("sysctl -w net.ipv4.tcp_window_scaling=1"));
+        let short = only(|case| case.host.backlog = 1000);
+        assert_eq!(short.check, "backlog");
+        assert!(
+            short
+                .mend
+                .starts_with("sysctl -w net.core.netdev_max_backlog=10000")
+        );
+        assert_eq!(
+            found(|case| {
+                case.host.backlog = 1000;
+                case.topology = FABRIC.replace("nic = \"10 Gbit/s\"", "nic = \"1 Gbit/s\"");
+                case.host.nic = None;
+            }),
+            [],
+            "a slow interface has no such bursts"
+        );
+        let few = only(|case| case.host.descriptors = 1024);
+        assert_eq!(few.check, "descriptors");
+    }
+
+    #[test]
+    fn a_slow_interface_and_an_odd_mtu_are_found() {
+        let slow = only(|case| case.host.nic = Some(Rate::from_bits_per_second(1e9)));
+        assert_eq!(slow.check, "nic");
+        assert!(
+            slow.message.contains("1.00 Gbit/s") && slow.mend.contains("ethtool eth0"),
+            "{slow:?}"
+        );
+        assert_eq!(
+            found(|case| case.host.nic = None),
+            [],
+            "a virtual interface says nothing"
+        );
+        let odd = only(|case| case.host.mtu = 1500);
+        assert_eq!(
+            (odd.check, odd.mend.as_str()),
+            ("mtu", "ip link set dev eth0 mtu 9000")
+        );
+        // Of two, one of which has more, that one is told.
+        let two = |ours, theirs| {
+            found(|case| {
+                case.host.mtu = ours;
+                case.neighbours = vec![("n0".parse().unwrap(), theirs)];
+            })
+            .len()
+        };
+        assert_eq!((two(9000, 1500), two(1500, 9000), two(0, 1500)), (1, 0, 0));
+    }
+
+    #[test]
+    fn a_name_that_leads_to_loopback_is_found() {
+        let lost = only(|case| case.host.resolves_to = vec!["10.0.0.2".to_owned(), "127.0.1.1".to_owned()]);
+        assert_eq!(lost.check, "name");
+        assert!(lost.mend.contains("/etc/hosts"), "{}", lost.mend);
+        assert_eq!(
+            found(|case| case.host.resolves_to.clear()),
+            [],
+            "an address in the topology needs no name"
+        );
+    }
+
+    #[test]
+    fn a_clock_is_off_only_beyond_what_the_question_took() {
+        let behind = only(|case| case.clock_ms = (-90_000, 500));
+        assert_eq!(behind.check, "clock");
+        assert!(behind.message.contains("1 min 30 s behind"), "{}", behind.message);
+        assert_eq!(found(|case| case.clock_ms = (2500, 1000)), []);
+    }
+
+    #[test]
+    fn bbr_is_missed_only_where_something_is_lost() {
+        let lossy = only(|case| case.loss = 0.002);
+        assert_eq!(lossy.check, "congestion_control");
+        assert!(lossy.mend.starts_with("modprobe tcp_bbr"), "{}", lossy.mend);
+        let told = only(|case| case.topology = FABRIC.to_owned() + "loss = \"0.1 %\"\n");
+        assert!(told.message.contains("0.10 %"), "{}", told.message);
+        assert_eq!(
+            found(|case| {
+                case.loss = 0.002;
+                case.host.congestion_controls.push("bbr".to_owned());
+            }),
+            []
+        );
+    }
+
+    #[test]
+    fn roots_that_are_full_or_missing_are_found() {
+        let full = only(|case| case.host.roots[0].free = ByteCount(5 << 30));
+        assert_eq!(full.check, "space");
+        // A small file system is not full at ten gigabytes.
+        assert_eq!(
+            found(|case| {
+                case.host.roots[0].free = ByteCount(5 << 30);
+                case.host.roots[0].total = ByteCount(20 << 30);
+            }),
+            []
+        );
+        let gone = only(|case| {
+            case.host.roots[0].failure = Some(Failure::new(Code::RootUnusable, "it is missing", "mount it"));
+        });
+        assert_eq!((gone.check, gone.mend.as_str()), ("root", "mount it"));
+    }
+
+    #[test]
+    fn another_release_is_found() {
+        let skewed = only(|case| case.host.version = "0.9.0".to_owned());
+        assert_eq!(skewed.check, "version");
+        assert!(skewed.message.contains("0.9.0"), "{}", skewed.message);
+    }
+}
