@@ -249,6 +249,11 @@ impl Closer {
         rustix::io::ioctl_fionread(&self.0).is_ok_and(|bytes| bytes > 0)
     }
 
+    /// Segments that this end had to send again so far; 0 where the kernel does not say.
+    pub fn retransmissions(&self) -> u64 {
+        crate::tcp_info::retransmissions(&self.0).unwrap_or(0)
+    }
+
     /// Ends the connection: reads and writes under way return at once.
     pub fn close(&self) {
         // A connection that has ended already is what was wanted.

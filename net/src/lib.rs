@@ -10,6 +10,7 @@
 //! | [`authority`] | a throw-away CA for the demo and for tests |
 //! | [`conn`] | a connection, async or blocking |
 //! | [`local`] | the Unix socket between command line and agent of a host |
+//! | `tcp_info` | what the kernel counts of a connection |
 //! | `grpc` | channels and incoming streams for tonic (feature `grpc`) |
 
 pub mod authority;
@@ -18,6 +19,7 @@ pub mod conn;
 pub mod grpc;
 pub mod identity;
 pub mod local;
+mod tcp_info;
 mod tls;
 
 use std::io;

@@ -139,6 +139,8 @@ pub enum ConnKind {
         /// Its number, never used twice in one hop.
         stream: u32,
     },
+    /// One of a measurement, whose id stands for the job's: `crate::probe` says what follows.
+    Probe,
 }
 
 /// What a parent answers.

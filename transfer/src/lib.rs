@@ -24,6 +24,7 @@
 //! | `durable`, `lease` | what has to outlive a crash; whether somebody has a file open |
 //! | `crash`, `fault` | points at which tests kill the process; what the disk's errors mean |
 //! | [`outbound`] | sending: one queue a hop, and the threads that take from it |
+//! | [`probe`] | how fast disks, processors and the ways between nodes are |
 //! | [`frame`], [`hello`], [`pace`], `beat` | the wire, its handshake, limits, and how waiting differs from silence |
 //!
 //! It knows core and net, never gRPC: what a job is comes in as arguments, what happens goes out as events.
@@ -44,6 +45,7 @@ pub mod outbound;
 pub mod pace;
 pub mod pipe;
 pub mod plane;
+pub mod probe;
 pub mod root;
 pub mod source;
 mod sparse;

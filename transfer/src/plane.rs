@@ -21,6 +21,7 @@ use crate::budget::Budget;
 use crate::error::TransferError;
 use crate::hello::{self, Answer, Asked, ConnKind, Welcome};
 use crate::outbound::{Hop, Member, Place, Served, Serving};
+use crate::probe::{Answering, Probed};
 use crate::store::Store;
 use crate::sync::lock;
 
@@ -47,6 +48,8 @@ pub struct DataPlane {
 struct Jobs {
     served: HashMap<JobId, Arc<Served>>,
     pulses: HashMap<JobId, Weak<Pulse>>,
+    /// Measurements in which this node answers, by their ids.
+    probes: HashMap<JobId, Arc<Probed>>,
 }
 
 #[derive(Default)]
@@ -176,6 +179,17 @@ impl DataPlane {
         }
     }
 
+    /// Answers a measurement of `from`'s for as long as the [`Answering`] is kept.
+    pub fn answer_probe(self: &Arc<Self>, id: JobId, key: JobKey, from: NodeName) -> Answering {
+        let probed = Arc::new(Probed::new(id, key, from));
+        lock(&self.jobs).probes.insert(id, probed.clone());
+        Answering::new(probed, Arc::downgrade(self))
+    }
+
+    pub(crate) fn forget_probe(&self, id: JobId) {
+        lock(&self.jobs).probes.remove(&id);
+    }
+
     /// Tells all children to find other parents, and lets no one in any more. Those that are here are served on.
     pub fn drain(&self) {
         self.draining.cancel();
@@ -190,6 +204,12 @@ impl DataPlane {
             .map(|(_, served)| served)
             .collect();
         served.iter().for_each(|served| served.end());
+        let probes: Vec<_> = lock(&self.jobs)
+            .probes
+            .drain()
+            .map(|(_, probed)| probed)
+            .collect();
+        probes.iter().for_each(|probed| probed.end());
         self.stopping.cancel();
         self.tasks.close();
         self.tasks.wait().await;
@@ -245,6 +265,10 @@ impl DataPlane {
     async fn greet(&self, pending: stage_net::Pending) -> Result<Option<(Arc<Hop>, Conn)>, TransferError> {
         let mut conn = pending.handshake().await?;
         let asked = hello::listen(&mut conn).await?;
+        if asked.hello.kind == ConnKind::Probe {
+            self.greet_probe(&asked, conn).await?;
+            return Ok(None);
+        }
         let served = lock(&self.jobs).served.get(&asked.hello.job).cloned();
         let Some(served) = served else {
             asked.answer(&mut conn, None, &Answer::Later).await?;
@@ -268,7 +292,41 @@ impl DataPlane {
                 self.greet_stream(&served, &asked, stream, conn).await?;
                 Ok(None)
             }
+            ConnKind::Probe => Ok(None),
         }
+    }
+
+    async fn greet_probe(&self, asked: &Asked, mut conn: Conn) -> Result<(), TransferError> {
+        let probed = lock(&self.jobs).probes.get(&asked.hello.job).cloned();
+        let Some(probed) = probed.filter(|_| !self.draining.is_cancelled()) else {
+            return asked.answer(&mut conn, None, &Answer::Later).await;
+        };
+        if !asked.proves(&probed.key) || asked.hello.node != probed.from {
+            let failure = Failure::new(
+                Code::Denied,
+                format!("{} is not who measures here", asked.hello.node),
+                "measure again with `stage bench`",
+            )
+            .on(&self.node);
+            asked
+                .answer(&mut conn, None, &Answer::Refused(failure.clone()))
+                .await?;
+            return Err(TransferError::Refused(failure));
+        }
+        if probed.is_full() {
+            return asked.answer(&mut conn, Some(&probed.key), &Answer::Busy).await;
+        }
+        let welcome = Answer::Welcome(Welcome {
+            node: self.node.clone(),
+            windows: self.windows,
+            chunks: 0,
+        });
+        asked.answer(&mut conn, Some(&probed.key), &welcome).await?;
+        let conn = conn.into_blocking()?;
+        let number = probed.admit(&conn)?;
+        // It ends when its connection does, which whoever ends the measurement, or stops the plane, sees to.
+        self.tasks.spawn_blocking(move || probed.serve(number, conn));
+        Ok(())
     }
 
     async fn greet_hop(

@@ -98,6 +98,15 @@ impl Roots {
             .collect()
     }
 
+    /// Each root's name, path as text, and descriptor, the default first.
+    pub(crate) fn directories(
+        &self,
+    ) -> impl Iterator<Item = (&RootName, String, Result<Arc<OwnedFd>, Failure>)> {
+        self.roots
+            .iter()
+            .map(|root| (&root.name, root.shown(), root.directory()))
+    }
+
     /// The roots by name and path, the default first.
     pub fn names(&self) -> Vec<(RootName, Vec<u8>)> {
         self.roots

@@ -10,6 +10,7 @@ mod bench;
 mod failover;
 mod hops;
 mod pipe;
+mod probe;
 mod proxy;
 mod source;
 mod sparse;

@@ -176,6 +176,7 @@ async fn fake_parent(bench: &Bench, said: Vec<u8>, sent: Vec<u8>) -> (Peer, Join
             let bytes = match asked.hello.kind {
                 ConnKind::Control => &said,
                 ConnKind::Data { .. } => &sent,
+                ConnKind::Probe => panic!("nothing is measured here"),
             };
             // The child may have had enough before all is said.
             let _ = conn.write_all(bytes).await;

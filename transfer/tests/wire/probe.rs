@@ -1,0 +1,103 @@
+//! Measuring the way between two nodes, on loopback.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use stage_core::bench::{Depth, LinkReading};
+use stage_core::chunk::CHUNK;
+use stage_core::failure::{Code, Failure};
+use stage_core::id::{JobId, JobKey};
+use stage_core::units::Rate;
+use stage_transfer::probe::{Probing, measure};
+use tokio_util::sync::CancellationToken;
+
+use crate::bench::{Bench, Node, name, soon};
+
+const KEY: JobKey = JobKey([5; 32]);
+
+fn id() -> JobId {
+    JobId::from_random([4; 16])
+}
+
+async fn measured(
+    from: &Node,
+    to: &Node,
+    key: JobKey,
+    stop: CancellationToken,
+) -> (Result<LinkReading, Failure>, u64) {
+    let probing = Probing {
+        id: id(),
+        key,
+        peer: to.peer(),
+        depth: Depth::Quick,
+    };
+    let bytes = Arc::new(AtomicU64::new(0));
+    let work = measure(from.plane.clone(), probing, bytes.clone(), stop);
+    let reading = soon("the measurement", work).await;
+    (reading, bytes.load(Ordering::Relaxed))
+}
+
+async fn both_ways(bench: &Bench) {
+    let (n0, n1) = (bench.node("n0"), bench.node("n1"));
+    let answering = n1.plane.answer_probe(id(), KEY, name("n0"));
+    let (reading, bytes) = measured(&n0, &n1, KEY, CancellationToken::new()).await;
+    let reading = reading.unwrap();
+    assert!(reading.rtt.min > Duration::ZERO && reading.rtt.median >= reading.rtt.min);
+    assert!(bytes > 0);
+    for rates in [&reading.forward, &reading.backward] {
+        let streams: Vec<u16> = rates.iter().map(|rate| rate.streams).collect();
+        assert!(
+            [&[1][..], &[1, 2], &[1, 2, 4]].contains(&streams.as_slice()),
+            "{streams:?}"
+        );
+        for rate in rates {
+            assert!(rate.rate > Rate::ZERO && rate.bytes.0 > 0, "{rate:?}");
+        }
+        // It went on just as long as that brought more.
+        for (one, next) in rates.iter().zip(rates.iter().skip(1)).rev().skip(1) {
+            assert!(next.rate > one.rate, "{rates:?}");
+        }
+    }
+    drop(answering);
+    soon("all threads to end", n1.plane.stop()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_way_is_measured_in_both_directions() {
+    let (tls, insecure) = (Bench::tls(CHUNK), Bench::insecure(CHUNK));
+    tokio::join!(both_ways(&tls), both_ways(&insecure));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_was_announced_and_has_the_key_is_answered() {
+    for bench in [Bench::tls(CHUNK), Bench::insecure(CHUNK)] {
+        let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
+        let _answering = n1.plane.answer_probe(id(), KEY, name("n0"));
+        let (wrong_key, _) = measured(&n0, &n1, JobKey([6; 32]), CancellationToken::new()).await;
+        assert_eq!(wrong_key.unwrap_err().code, Code::Denied);
+        let (stranger, _) = measured(&n2, &n1, KEY, CancellationToken::new()).await;
+        assert_eq!(stranger.unwrap_err().code, Code::Denied);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_measurement_ends_when_nobody_waits_or_the_other_side_stops() {
+    let bench = Bench::insecure(CHUNK);
+    let (n0, n1) = (bench.node("n0"), bench.node("n1"));
+    let answering = n1.plane.answer_probe(id(), KEY, name("n0"));
+    let stop = CancellationToken::new();
+    stop.cancel();
+    let (ended, _) = measured(&n0, &n1, KEY, stop).await;
+    assert_eq!(ended.unwrap_err().code, Code::Cancelled);
+
+    // Who answers goes away while it is measured.
+    let ((reading, _), ()) = tokio::join!(measured(&n0, &n1, KEY, CancellationToken::new()), async {
+        n1.plane.stop().await;
+        drop(answering);
+    });
+    assert!(matches!(
+        reading.unwrap_err().code,
+        Code::Unreachable | Code::Denied
+    ));
+}
