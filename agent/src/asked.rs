@@ -16,15 +16,15 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::interval;
 use tokio_util::sync::CancellationToken;
 
-use crate::blocking;
 use crate::runner::Context;
+use crate::{blocking, probe};
 
 /// Questions under way at once.
 const QUESTIONS: usize = 16;
 /// Copies in one message, and bytes of their paths, each of which may be shown as four.
 const PAGE: (usize, usize) = (256, 64 << 10);
 /// Who works on an answer says so this often.
-const PROGRESS: Duration = Duration::from_secs(1);
+pub(crate) const PROGRESS: Duration = Duration::from_secs(1);
 
 /// The questions of one session. Dropped, all work on them ends.
 pub(crate) struct Asked {
@@ -113,14 +113,14 @@ impl Asked {
 }
 
 /// The way back to who asked.
-struct Voice {
+pub(crate) struct Voice {
     id: AskId,
     messages: mpsc::Sender<v1::AgentMessage>,
-    stop: CancellationToken,
+    pub(crate) stop: CancellationToken,
 }
 
 impl Voice {
-    async fn say(&self, said: &Said, last: bool) {
+    pub(crate) async fn say(&self, said: &Said, last: bool) {
         let answer = v1::Answer {
             id: self.id.0,
             said: Some(v1::Said::of(said, last)),
@@ -130,7 +130,7 @@ impl Voice {
         let _ = self.messages.send(v1::AgentMessage { body }).await;
     }
 
-    async fn last(&self, said: Said) {
+    pub(crate) async fn last(&self, said: Said) {
         self.say(&said, true).await;
     }
 }
@@ -143,6 +143,12 @@ async fn answer(context: &Arc<Context>, question: Question, jobs: BTreeSet<JobId
             match question {
                 Question::List(wanted) => list(context, wanted, voice).await,
                 Question::Remove(removal) => remove(context, removal, jobs, voice).await,
+                Question::Host => {
+                    let host = Box::new(probe::describe(context).await);
+                    voice.last(Said::Host(host)).await;
+                }
+                Question::ProbeNode(depth) => probe::node(context, depth, voice).await,
+                Question::ProbeLink(link) => probe::link(context, link, voice).await,
             }
         } => {}
     }

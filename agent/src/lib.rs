@@ -8,6 +8,7 @@
 //! | `host` | what this host says of itself: windows, congestion controls, boot id |
 //! | `session` | the control session: dial, register, obey, report, dial again |
 //! | `asked` | questions of the coordinator, one task each |
+//! | `probe` | measurements of this host, its disks and the ways to others |
 //! | `runner` | the jobs on this node, one task each |
 //! | `job` | one job on this node: source, target or both |
 //! | `local`, `streams` | the socket for users of this host, and the streams that they hand over |
@@ -25,6 +26,7 @@ mod job;
 mod local;
 mod origin;
 mod outbox;
+mod probe;
 mod runner;
 mod session;
 mod streams;

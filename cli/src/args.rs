@@ -5,6 +5,7 @@
     reason = "these comments are help texts, in which brackets mean optional"
 )]
 
+mod bench;
 mod inventory;
 
 use std::ffi::OsString;
@@ -19,6 +20,7 @@ use stage_core::plan::ShapeChoice;
 use stage_core::units::{ByteCount, Rate, parse_time};
 use stage_net::grpc::CoordinatorUrl;
 
+pub(crate) use bench::{Bench, Doctor};
 pub(crate) use inventory::{Ls, Rm, Verify, Which};
 
 /// Put a huge file on every node of a cluster at the speed of the network, and prove every copy right.
@@ -104,6 +106,10 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Remove copies that stage published
     Rm(Rm),
+    /// Measure nodes and links: what the next plan is made from
+    Bench(Bench),
+    /// Find what on each host holds it back or will break, and what mends it
+    Doctor(Doctor),
     /// Look into a topology file
     Topology(Topology),
     /// See it work on this machine, without any set-up
@@ -725,6 +731,8 @@ impl Command {
             Self::Ls(ls) => ls.output.json,
             Self::Verify(verify) => verify.output.json,
             Self::Rm(rm) => rm.output.json,
+            Self::Bench(bench) => bench.output.json,
+            Self::Doctor(doctor) => doctor.output.json,
             Self::Topology(topology) => match &topology.action {
                 TopologyAction::Check { output, .. } => output.json,
             },

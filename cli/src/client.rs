@@ -253,6 +253,27 @@ impl Client {
         Ok(Answers { url: self.url, said })
     }
 
+    /// Measures nodes and links, or has it shown what was.
+    ///
+    /// # Errors
+    /// The coordinator refused, or went away.
+    pub(crate) async fn bench(mut self, request: v1::BenchRequest) -> Result<Told<v1::BenchEvent>, Error> {
+        let told = call!(self, bench, request)?;
+        Ok(Told { url: self.url, told })
+    }
+
+    /// Asks what on each host holds it back.
+    ///
+    /// # Errors
+    /// The coordinator refused, or went away.
+    pub(crate) async fn doctor(
+        mut self,
+        request: v1::DoctorRequest,
+    ) -> Result<Told<v1::NodeFindings>, Error> {
+        let told = call!(self, doctor, request)?;
+        Ok(Told { url: self.url, told })
+    }
+
     /// Follows a job.
     pub(crate) fn watch(self, job: JobId) -> Watch {
         Watch {
@@ -287,6 +308,47 @@ impl Answers {
             Ok((node, Said::try_from(&said)?, said.last))
         };
         read().map(Some).map_err(|error| strange(&error))
+    }
+}
+
+/// What the coordinator tells, one after another.
+pub(crate) struct Told<T> {
+    url: CoordinatorUrl,
+    told: Streaming<T>,
+}
+
+impl<T> Told<T> {
+    async fn message(&mut self) -> Result<Option<T>, Error> {
+        self.told
+            .message()
+            .await
+            .map_err(|status| refused(&self.url, &status))
+    }
+}
+
+impl Told<v1::BenchEvent> {
+    /// The next event; `None` after the last.
+    ///
+    /// # Errors
+    /// The coordinator went away.
+    pub(crate) async fn next(&mut self) -> Result<Option<v1::bench_event::Event>, Error> {
+        while let Some(told) = self.message().await? {
+            // One without is of a later release.
+            if told.event.is_some() {
+                return Ok(told.event);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Told<v1::NodeFindings> {
+    /// The next node; `None` after the last.
+    ///
+    /// # Errors
+    /// The coordinator went away.
+    pub(crate) async fn next(&mut self) -> Result<Option<v1::NodeFindings>, Error> {
+        self.message().await
     }
 }
 

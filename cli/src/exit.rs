@@ -67,6 +67,7 @@ pub(crate) fn of(code: Code) -> u8 {
         Code::Cancelled => CANCELLED,
         Code::Interrupted => INTERRUPTED,
         Code::Io
+        | Code::Busy
         | Code::Unreachable
         | Code::Denied
         | Code::NameTaken

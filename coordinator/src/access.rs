@@ -26,6 +26,8 @@ pub const TABLE: &[(&str, &str, Who)] = &[
     ("Operator", "Drain", Who::Operator),
     ("Operator", "List", Who::Operator),
     ("Operator", "Remove", Who::Operator),
+    ("Operator", "Bench", Who::Operator),
+    ("Operator", "Doctor", Who::Operator),
     ("Fleet", "Session", Who::Node),
 ];
 

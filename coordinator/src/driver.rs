@@ -2,6 +2,7 @@
 //! came together, one commit, and only after it agents, callers and watchers are told.
 
 mod asks;
+mod bench;
 mod command;
 mod jobs;
 mod retry;
@@ -9,7 +10,7 @@ mod submit;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use stage_core::digest::ChunkHash;
@@ -32,6 +33,7 @@ use crate::state::Opened;
 use crate::store::{Change, Writer};
 
 pub(crate) use asks::Answers;
+pub(crate) use bench::Begun;
 pub(crate) use command::{Command, Report, View};
 pub(crate) use retry::{Cancelled, Retried};
 pub(crate) use submit::{Join, Submit};
@@ -114,6 +116,8 @@ pub(crate) struct Driver {
     looks: BTreeMap<JobId, Look>,
     asks: Asks,
     cancels: Vec<Cancelling>,
+    /// The bench that is under way, if one is.
+    benching: Weak<()>,
     /// What agents said of each job among the commands taken together.
     reports: BTreeMap<JobId, Vec<Event>>,
     planning: JoinSet<(Asker, Result<Plan, PlanError>)>,
@@ -137,13 +141,14 @@ impl Driver {
             inbox,
             writer: opened.writer,
             _lock: opened.lock,
-            measurements: Measurements::default(),
+            measurements: Measurements::restore(opened.readings),
             answers: BTreeMap::new(),
             jobs: BTreeMap::new(),
             order: Vec::new(),
             looks: BTreeMap::new(),
             asks: Asks::default(),
             cancels: Vec::new(),
+            benching: Weak::new(),
             reports: BTreeMap::new(),
             planning: JoinSet::new(),
             leases_at: Duration::ZERO,
@@ -248,6 +253,25 @@ impl Driver {
             } => {
                 let result = self.ask(&nodes, &question, now, out);
                 out.answer(reply, result);
+            }
+            Command::AskEach { asks, reply } => {
+                let result = self.ask_each(asks, now, out);
+                out.answer(reply, result);
+            }
+            Command::Bench { wanted, reply } => {
+                let result = self.begin_bench(&wanted);
+                out.answer(reply, result);
+            }
+            Command::Busy { reply } => out.answer(reply, self.busy()),
+            Command::Measured { measurement, reply } => {
+                self.measured(measurement, out);
+                out.answer(reply, ());
+            }
+            Command::History { reply } => out.answer(reply, self.measurements.history().clone()),
+            Command::Known { nodes, reply } => {
+                let known = submit::select(&nodes, &self.setup.topology, &self.answers)
+                    .map(|nodes| (nodes, self.facts()));
+                out.answer(reply, known);
             }
             Command::Group { name, nodes } => {
                 self.answers.insert(name, nodes);
@@ -474,7 +498,7 @@ fn no_plan(error: &PlanError) -> Failure {
     )
 }
 
-fn unix_ms() -> u64 {
+pub(crate) fn unix_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))

@@ -320,6 +320,19 @@ impl Fleet {
         Some(self.agents.get(node)?.session.as_ref()?.id)
     }
 
+    /// The nodes that were declared away.
+    pub(crate) fn drained(&self) -> impl Iterator<Item = &NodeName> {
+        self.drained.keys()
+    }
+
+    /// Where a node's agent listens for data, best first.
+    pub(crate) fn addresses(&self, node: &NodeName) -> Vec<SocketAddr> {
+        self.agents
+            .get(node)
+            .map(|agent| agent.addresses.clone())
+            .unwrap_or_default()
+    }
+
     /// Why an agent without a session does not answer.
     pub(crate) fn why_silent(&self, node: &NodeName) -> Failure {
         let failure = if self.drained.contains_key(node) {

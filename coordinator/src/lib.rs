@@ -9,6 +9,8 @@
 //! | `fleet` | which agents are here: registration, leases, refusals |
 //! | `store` | what survives: SQLite behind one atomic write |
 //! | `state` | the state directory: whose it is, and that only one coordinator uses it |
+//! | `bench` | who conducts `stage bench`, beside the driver |
+//! | `doctor` | what is asked of hosts, and what follows |
 //! | `groups` | groups that a command answers |
 //! | `measurements` | what is known of hosts and paths beside the topology |
 //!
@@ -16,6 +18,8 @@
 //! effects in that order and never shows what is not committed.
 
 pub mod access;
+mod bench;
+mod doctor;
 mod driver;
 mod encode;
 mod error;
@@ -147,7 +151,7 @@ impl Coordinator {
         let tasks = TaskTracker::new();
         groups::spawn(&topology, &commands, &tasks, &ending);
         let gate = access::Gate::new(net.is_tls());
-        let service = service::Service::new(commands, gate, tasks.clone(), ending.clone());
+        let service = service::Service::new(commands, topology, gate, tasks.clone(), ending.clone());
         let server = tonic::transport::Server::builder()
             .max_concurrent_streams(CALLS)
             .concurrency_limit_per_connection(CALLS as usize)

@@ -12,6 +12,7 @@ use prost::Message as _;
 use stage_core::ask::Question;
 use stage_core::failure::{Code, Failure};
 use stage_core::job::Phase;
+use stage_core::topology::Topology;
 use stage_net::grpc::Caller;
 use stage_proto::v1;
 use tokio::sync::{mpsc, oneshot};
@@ -23,6 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::access::Gate;
 use crate::driver::{Answers, Command, Retried};
+use crate::{bench, doctor};
 
 /// Both services.
 #[derive(Clone)]
@@ -32,6 +34,7 @@ pub(crate) struct Service {
 
 struct Shared {
     commands: mpsc::Sender<Command>,
+    topology: Arc<Topology>,
     gate: Gate,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -41,6 +44,7 @@ struct Shared {
 /// The one place where a failure becomes a status. The failure itself rides along as details, for our own clients.
 fn status(failure: &Failure) -> Status {
     let code = match failure.code {
+        Code::Busy => tonic::Code::ResourceExhausted,
         Code::UnknownJob => tonic::Code::NotFound,
         Code::Denied => tonic::Code::PermissionDenied,
         Code::Usage | Code::UnknownTarget | Code::NoSource => tonic::Code::InvalidArgument,
@@ -63,12 +67,14 @@ fn stopping() -> Failure {
 impl Service {
     pub(crate) fn new(
         commands: mpsc::Sender<Command>,
+        topology: Arc<Topology>,
         gate: Gate,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         let shared = Shared {
             commands,
+            topology,
             gate,
             tasks,
             stop,
@@ -253,12 +259,59 @@ impl v1::operator_server::Operator for Service {
         self.admit("List", &request, request.get_ref().hello.as_ref())?;
         let request = request.into_inner();
         let question = decode::list(&request).map_err(|error| status(&invalid(&error)))?;
-        let nodes = if request.nodes.is_empty() {
-            "all".to_owned()
-        } else {
-            request.nodes
+        self.put(decode::all_unless_said(&request.nodes), question).await
+    }
+
+    type BenchStream = ReceiverStream<Result<v1::BenchEvent, Status>>;
+
+    async fn bench(&self, request: Request<v1::BenchRequest>) -> Result<Response<Self::BenchStream>, Status> {
+        self.admit("Bench", &request, request.get_ref().hello.as_ref())?;
+        let wanted = decode::bench(request.get_ref()).map_err(|error| status(&invalid(&error)))?;
+        let Shared {
+            commands, topology, ..
+        } = &*self.shared;
+        let begun = bench::begin(commands.clone(), topology.clone(), wanted)
+            .await
+            .and_then(|begun| begun.ok_or_else(stopping))
+            .map_err(|failure| status(&failure))?;
+        let (conductor, events) = begun;
+        let stop = self.shared.stop.clone();
+        self.shared
+            .tasks
+            .spawn(async move { stop.run_until_cancelled(conductor.run()).await });
+        Ok(Response::new(ReceiverStream::new(events)))
+    }
+
+    type DoctorStream = ReceiverStream<Result<v1::NodeFindings, Status>>;
+
+    async fn doctor(
+        &self,
+        request: Request<v1::DoctorRequest>,
+    ) -> Result<Response<Self::DoctorStream>, Status> {
+        self.admit("Doctor", &request, request.get_ref().hello.as_ref())?;
+        let nodes = decode::all_unless_said(&request.get_ref().nodes);
+        let (nodes, facts) = self
+            .ask(|reply| Command::Known { nodes, reply })
+            .await?
+            .map_err(|failure| status(&failure))?;
+        let asked = doctor::Asked {
+            topology: self.shared.topology.clone(),
+            history: self.ask(|reply| Command::History { reply }).await?,
+            facts,
+            begun: tokio::time::Instant::now(),
+            unix_ms: crate::driver::unix_ms(),
         };
-        self.put(nodes, question).await
+        let asks = nodes.into_iter().map(|node| (node, Question::Host)).collect();
+        let answers = self
+            .ask(|reply| Command::AskEach { asks, reply })
+            .await?
+            .map_err(|failure| status(&failure))?;
+        let (events, heard) = mpsc::channel(64);
+        let stop = self.shared.stop.clone();
+        self.shared
+            .tasks
+            .spawn(async move { stop.run_until_cancelled(asked.run(answers, events)).await });
+        Ok(Response::new(ReceiverStream::new(heard)))
     }
 
     type RemoveStream = Heard;

@@ -8,6 +8,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
+use stage_core::bench::Measurement;
 use stage_core::id::{ClusterId, Epoch, NodeName};
 
 use crate::error::Error;
@@ -23,6 +24,7 @@ pub(crate) struct Opened {
     pub(crate) epoch: Epoch,
     pub(crate) jobs: Vec<StoredJob>,
     pub(crate) drained: Vec<NodeName>,
+    pub(crate) readings: Vec<Measurement>,
     pub(crate) writer: Writer,
     /// Held as long as the writer writes.
     pub(crate) lock: File,
@@ -129,6 +131,7 @@ pub(crate) fn open(dir: &Path) -> Result<Opened, Error> {
         epoch,
         jobs: stored.jobs,
         drained: stored.drained,
+        readings: stored.readings,
         writer,
         lock,
     })

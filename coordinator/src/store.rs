@@ -3,16 +3,21 @@
 //! The writer has a thread of its own. The driver gathers what many commands change into one batch, so that one fsync
 //! serves them all.
 
+use prost::Message as _;
 use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use stage_core::bench::{Measurement, Subject};
 use stage_core::id::{ClusterId, Epoch, JobId, NodeName};
 use stage_core::job::{Changes, Record, Spec, TargetRecord};
 use stage_core::plan::Plan;
+use stage_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::measurements::READINGS;
+
 /// The layout of tables and blobs. A database of another one is refused until a migration exists.
-const SCHEMA: i64 = 3;
+const SCHEMA: i64 = 4;
 /// "stge": tells our databases from others.
 pub(crate) const APPLICATION: i64 = 0x7374_6765;
 
@@ -25,6 +30,8 @@ pub(crate) enum Change {
     Job(JobId, Box<Changes>),
     /// A job that need not be remembered any more.
     Forget(JobId),
+    /// Something was measured.
+    Measured(Box<Measurement>),
     /// A node was declared away, or not any more.
     Drained(NodeName, bool),
 }
@@ -44,6 +51,8 @@ pub(crate) struct Stored {
     /// In the order of their submits.
     pub(crate) jobs: Vec<StoredJob>,
     pub(crate) drained: Vec<NodeName>,
+    /// Oldest first.
+    pub(crate) readings: Vec<Measurement>,
 }
 
 /// The coordinator's memory.
@@ -90,7 +99,10 @@ impl Sqlite {
                  job TEXT NOT NULL REFERENCES job (id) ON DELETE CASCADE, place INTEGER NOT NULL,
                  node TEXT NOT NULL, state TEXT NOT NULL, record BLOB NOT NULL,
                  PRIMARY KEY (job, place)) STRICT, WITHOUT ROWID;
-             CREATE TABLE drained (node TEXT PRIMARY KEY) STRICT;",
+             CREATE TABLE drained (node TEXT PRIMARY KEY) STRICT;
+             CREATE TABLE reading (
+                 subject TEXT NOT NULL, unix_ms INTEGER NOT NULL, reading BLOB NOT NULL,
+                 PRIMARY KEY (subject, unix_ms)) STRICT, WITHOUT ROWID;",
         )?;
         tx.execute(
             "INSERT INTO meta VALUES ('schema', ?1), ('cluster_id', ?2), ('epoch', 0)",
@@ -176,6 +188,14 @@ impl Sqlite {
         for node in drained.query_map([], |row| row.get::<_, String>(0))? {
             stored.drained.extend(node?.parse().ok());
         }
+        let mut readings = self.db.prepare("SELECT reading FROM reading ORDER BY unix_ms")?;
+        for reading in readings.query_map([], |row| row.get::<_, Vec<u8>>(0))? {
+            // One that means nothing any more is only a measurement: it can be made again.
+            let wire = v1::Measured::decode(reading?.as_slice()).ok();
+            stored
+                .readings
+                .extend(wire.and_then(|wire| Measurement::try_from(&wire).ok()));
+        }
         Ok(stored)
     }
 }
@@ -201,6 +221,7 @@ impl Store for Sqlite {
                 Change::Forget(id) => {
                     tx.execute("DELETE FROM job WHERE id = ?1", [id.to_string()])?;
                 }
+                Change::Measured(measurement) => write_reading(&tx, measurement)?,
                 Change::Drained(node, true) => {
                     tx.execute("INSERT OR IGNORE INTO drained VALUES (?1)", [node.as_str()])?;
                 }
@@ -211,6 +232,24 @@ impl Store for Sqlite {
         }
         tx.commit()
     }
+}
+
+/// Keeps the newest of each subject.
+fn write_reading(tx: &Transaction<'_>, measurement: &Measurement) -> rusqlite::Result<()> {
+    let subject = match &measurement.subject {
+        Subject::Node(node) => format!("node {node}"),
+        Subject::Link(pair) => format!("link {} {}", pair.from, pair.to),
+    };
+    let at = measurement.unix_ms.cast_signed();
+    let reading = v1::Measured::from(measurement).encode_to_vec();
+    tx.prepare_cached("INSERT OR REPLACE INTO reading VALUES (?1, ?2, ?3)")?
+        .execute(params![subject, at, reading])?;
+    tx.prepare_cached(
+        "DELETE FROM reading WHERE subject = ?1 AND unix_ms NOT IN
+             (SELECT unix_ms FROM reading WHERE subject = ?1 ORDER BY unix_ms DESC LIMIT ?2)",
+    )?
+    .execute(params![subject, i64::from(READINGS)])?;
+    Ok(())
 }
 
 fn write_job(tx: &Transaction<'_>, id: JobId, changes: &Changes) -> rusqlite::Result<()> {

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::assignment::Place;
+use crate::bench::{Depth, HostReport, LinkProbe, LinkReading, NodeReading};
 use crate::digest::{FileDigest, RootDigest};
 use crate::failure::Failure;
 use crate::id::JobId;
@@ -22,6 +23,13 @@ pub enum Question {
     List(Wanted),
     /// Remove one. Answered by [`Said::Removed`].
     Remove(Removal),
+    /// What the host says of itself. Answered by [`Said::Host`].
+    Host,
+    /// Measure the node. Answered by [`Said::Node`].
+    ProbeNode(Depth),
+    /// Measure the way to another node, or be measured. Who measures answers by [`Said::Link`]; who is measured says
+    /// that it is ready ([`Said::Progress`]) until nobody waits for it.
+    ProbeLink(LinkProbe),
 }
 
 impl Question {
@@ -30,7 +38,10 @@ impl Question {
         match self {
             Self::List(wanted) if !wanted.verify => Duration::from_secs(2),
             // Whoever hashes says how far it is every second, but a disk may be busy; so may one that frees terabytes.
-            Self::List(_) | Self::Remove(_) => Duration::from_secs(10),
+            Self::List(_) | Self::Remove(_) | Self::ProbeNode(_) | Self::ProbeLink(_) => {
+                Duration::from_secs(10)
+            }
+            Self::Host => Duration::from_secs(5),
         }
     }
 }
@@ -132,6 +143,12 @@ pub enum Said {
     Copies(Vec<Copy>),
     /// What became of a removal.
     Removed(Removed),
+    /// What the host says of itself.
+    Host(Box<HostReport>),
+    /// What was measured on the node.
+    Node(Box<NodeReading>),
+    /// What was measured between two.
+    Link(Box<LinkReading>),
     /// How far the work on the answer is.
     Progress(Progress),
     /// There is no answer, or no more of it.

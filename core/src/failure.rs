@@ -59,6 +59,8 @@ pub enum Code {
     NotHere,
     /// Writing or reading the target failed.
     Io,
+    /// It is at work and left in peace.
+    Busy,
     /// A peer could not be reached, or said nothing in time.
     Unreachable,
     /// A peer is not who it should be, or may not do what it asked.
@@ -115,6 +117,7 @@ impl Code {
             Self::Unexpected => "unexpected",
             Self::NotHere => "not_here",
             Self::Io => "io",
+            Self::Busy => "busy",
             Self::Unreachable => "unreachable",
             Self::Denied => "denied",
             Self::NameTaken => "name_taken",
@@ -132,7 +135,7 @@ impl Code {
     }
 
     /// Every code, for conversions and tests.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 38] = [
         Self::Usage,
         Self::UnknownTarget,
         Self::NoSource,
@@ -156,6 +159,7 @@ impl Code {
         Self::Corrupt,
         Self::Unexpected,
         Self::NotHere,
+        Self::Busy,
         Self::Io,
         Self::Unreachable,
         Self::Denied,

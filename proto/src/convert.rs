@@ -5,11 +5,13 @@
 //! | `order` | what a node is told to be for a job |
 //! | `report` | what a node says of it |
 //! | `ask` | questions beside orders, and their answers |
+//! | `bench` | what was measured |
 //! | `plan` | plans |
 //!
 //! Here: what they share.
 
 mod ask;
+mod bench;
 mod order;
 mod plan;
 mod report;

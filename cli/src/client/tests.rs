@@ -99,6 +99,18 @@ impl Operator for Fake {
         Ok(Response::new(Box::pin(tokio_stream::iter([Ok(strange)]))))
     }
 
+    type BenchStream = tokio_stream::Empty<Result<v1::BenchEvent, Status>>;
+
+    async fn bench(&self, _: Request<v1::BenchRequest>) -> Result<Response<Self::BenchStream>, Status> {
+        Ok(Response::new(tokio_stream::empty()))
+    }
+
+    type DoctorStream = tokio_stream::Empty<Result<v1::NodeFindings, Status>>;
+
+    async fn doctor(&self, _: Request<v1::DoctorRequest>) -> Result<Response<Self::DoctorStream>, Status> {
+        Ok(Response::new(tokio_stream::empty()))
+    }
+
     async fn drain(&self, _: Request<v1::DrainRequest>) -> Result<Response<v1::NodesReply>, Status> {
         Err(Status::internal("a fault of the coordinator's own"))
     }

@@ -1,6 +1,7 @@
 //! One room for each command. Here: from the command line to the room, and from its result to the exit code.
 
 mod agent;
+mod bench;
 mod cancel;
 mod completions;
 mod coordinator;
@@ -74,6 +75,8 @@ fn run(stage: Stage) -> Result<u8, Error> {
         Command::Ls(ls) => block_on(inventory::ls(ls, &connection)),
         Command::Verify(verify) => block_on(inventory::verify(verify, &connection)),
         Command::Rm(rm) => block_on(inventory::rm(rm, &connection)),
+        Command::Bench(flags) => block_on(bench::bench(flags, &connection)),
+        Command::Doctor(flags) => block_on(bench::doctor(flags, &connection)),
         Command::Topology(topology) => topology::run(topology),
         Command::Demo(demo) => block_on(demo::run(demo, &connection)),
         Command::Coordinator(flags) => coordinator::run(flags, &connection),

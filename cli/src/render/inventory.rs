@@ -83,7 +83,7 @@ impl Listing {
             }
             Said::Failed(failure) => self.silent.push((node, failure)),
             // No answer to this question.
-            Said::Removed(_) => {}
+            Said::Removed(_) | Said::Host(_) | Said::Node(_) | Said::Link(_) => {}
         }
         Ok(())
     }
@@ -287,7 +287,9 @@ impl Removals {
                 }
             }
             // No end of an answer, or none to this question.
-            Said::Progress(_) | Said::Copies(_) => return Ok(()),
+            Said::Progress(_) | Said::Copies(_) | Said::Host(_) | Said::Node(_) | Said::Link(_) => {
+                return Ok(());
+            }
         };
         if self.form == Form::Json {
             json::write(&mut io::stdout().lock(), &line)?;

@@ -1,6 +1,7 @@
 //! What is shown, and nothing but that: the only writers to standard output. One stream of events goes in, one of
 //! three siblings shows it: lines for people, bars for a terminal, JSON for scripts.
 
+pub(crate) mod bench;
 mod drawing;
 mod human;
 pub(crate) mod inventory;

@@ -7,6 +7,7 @@
     reason = "tests"
 )]
 
+mod bench;
 mod cluster;
 mod directories;
 mod faults;

@@ -88,6 +88,17 @@ impl Driver {
         out: &mut Outbox,
     ) -> Result<Answers, Failure> {
         let nodes = submit::select(nodes, &self.setup.topology, &self.answers)?;
+        let asks = nodes.into_iter().map(|node| (node, question.clone())).collect();
+        self.ask_each(asks, now, out)
+    }
+
+    /// Asks each of some nodes something of its own.
+    pub(super) fn ask_each(
+        &mut self,
+        asks: Vec<(NodeName, Question)>,
+        now: Now,
+        out: &mut Outbox,
+    ) -> Result<Answers, Failure> {
         let busy = || {
             Failure::new(
                 Code::Unreachable,
@@ -95,11 +106,11 @@ impl Driver {
                 "try again in a moment",
             )
         };
-        if self.asks.open.len() + nodes.len() > OPEN {
+        if self.asks.open.len() + asks.len() > OPEN {
             return Err(busy());
         }
-        let (to, answers) = mpsc::channel(2 * nodes.len() + PARTS);
-        for node in nodes {
+        let (to, answers) = mpsc::channel(2 * asks.len() + PARTS);
+        for (node, question) in asks {
             let end = to.clone().try_reserve_owned().map_err(|_| busy())?;
             let Some(session) = self.fleet.session(&node) else {
                 let failure = self.fleet.why_silent(&node);
@@ -112,14 +123,14 @@ impl Driver {
             };
             let id = self.asks.last.next();
             self.asks.last = id;
-            let ask = v1::Ask::of(id, question);
+            let ask = v1::Ask::of(id, &question);
             out.after
                 .push(After::Send(node.clone(), Box::new(Body::Ask(ask))));
             let open = Open {
                 node,
                 session,
-                question: question.clone(),
                 until: now.up + question.patience(),
+                question,
                 to: to.clone(),
                 end,
             };

@@ -1,17 +1,21 @@
 //! What the services ask of the driver, decoded.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use stage_core::ask::{Question, Said};
 use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
+use stage_core::bench::{Measurement, verdict::History};
 use stage_core::failure::Failure;
 use stage_core::id::{AskId, Epoch, JobId, NodeName, PlanVersion};
-use stage_core::plan::Plan;
+use stage_core::plan::{Facts, Plan};
 use stage_proto::v1;
 use tokio::sync::{oneshot, watch};
 
 use super::asks::Answers;
+use super::bench::Begun;
 use super::{Cancelled, Retried, Submit};
+use crate::bench::Wanted;
 use crate::fleet::{Registration, Session, SessionId};
 
 /// A job as watchers see it: always the latest, whoever is slow misses what is in between.
@@ -62,6 +66,34 @@ pub(crate) enum Command {
         nodes: String,
         question: Question,
         reply: oneshot::Sender<Result<Answers, Failure>>,
+    },
+    /// A question to each of some nodes.
+    AskEach {
+        asks: Vec<(NodeName, Question)>,
+        reply: oneshot::Sender<Result<Answers, Failure>>,
+    },
+    /// A bench wants to begin.
+    Bench {
+        wanted: Wanted,
+        reply: oneshot::Sender<Result<Begun, Failure>>,
+    },
+    /// Who is not to be disturbed now.
+    Busy {
+        reply: oneshot::Sender<BTreeMap<NodeName, Failure>>,
+    },
+    /// A reading, answered when it is kept.
+    Measured {
+        measurement: Measurement,
+        reply: oneshot::Sender<()>,
+    },
+    /// Every reading.
+    History {
+        reply: oneshot::Sender<History>,
+    },
+    /// The nodes of a TARGETS text, and what plans are made from.
+    Known {
+        nodes: String,
+        reply: oneshot::Sender<Result<(Vec<NodeName>, Facts), Failure>>,
     },
     /// A command group's answer.
     Group {

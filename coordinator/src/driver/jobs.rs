@@ -100,7 +100,7 @@ impl Driver {
                 }
                 Effect::Plan(request) => {
                     let topology = self.setup.topology.clone();
-                    let facts = self.measurements.facts();
+                    let facts = self.measurements.facts(&topology, now.unix_ms);
                     self.planning.spawn_blocking(move || {
                         let plan = stage_core::plan::plan(&topology, &request, &facts);
                         (Asker::Job(id), plan)
@@ -330,7 +330,7 @@ impl Driver {
             encrypted: self.setup.encrypted,
         };
         let topology = self.setup.topology.clone();
-        let facts = self.measurements.facts();
+        let facts = self.facts();
         self.planning.spawn_blocking(move || {
             let plan = stage_core::plan::plan(&topology, &request, &facts);
             (Asker::Person(look.reply), plan)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use stage_core::ask::{Question, Removal, Said};
 use stage_core::assignment::{KEEP_PREVIOUS, Outcome, Place, Prepared, Progress, SourceReport};
+use stage_core::bench::HostReport;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{AskId, Epoch, JobId, NodeName, PlanVersion};
 use stage_core::job::UnfitRule;
@@ -11,6 +12,7 @@ use stage_core::units::Rate;
 use stage_proto::convert::{if_exists, parse, wanted};
 use stage_proto::{WireError, v1};
 
+use crate::bench::Wanted;
 use crate::driver::{Join, Report, Submit};
 use crate::fleet::Registration;
 
@@ -20,6 +22,9 @@ const ENTRIES: usize = 4096;
 const TEXT: usize = 400;
 /// So are paths and messages with paths in them: every byte of one may be written as four characters.
 const PATH: usize = 4 * 4096 + TEXT;
+
+/// Roots, and other short lists, that are read at most.
+const ROOTS: usize = 64;
 
 fn fault(field: &'static str, why: &str) -> WireError {
     WireError {
@@ -181,7 +186,67 @@ fn said(said: Said) -> Said {
             Said::Failed(failure)
         }
         Said::Progress(progress) => Said::Progress(progress),
+        Said::Host(mut reported) => {
+            host(&mut reported);
+            Said::Host(reported)
+        }
+        Said::Node(mut reading) => {
+            host(&mut reading.host);
+            reading.disks.truncate(ROOTS);
+            for disk in &mut reading.disks {
+                disk.skipped = text(&disk.skipped);
+            }
+            Said::Node(reading)
+        }
+        Said::Link(mut reading) => {
+            reading.forward.truncate(ROOTS);
+            reading.backward.truncate(ROOTS);
+            Said::Link(reading)
+        }
     }
+}
+
+fn host(host: &mut HostReport) {
+    for words in [
+        &mut host.version,
+        &mut host.kernel,
+        &mut host.interface,
+        &mut host.congestion_control,
+    ] {
+        *words = text(words);
+    }
+    host.roots.truncate(ROOTS);
+    for root in &mut host.roots {
+        root.path = text(&root.path);
+        if let Some(failure) = &mut root.failure {
+            failure.message = text(&failure.message);
+            failure.hint = text(&failure.hint);
+            failure.path = failure.path.as_deref().map(text);
+        }
+    }
+    for list in [&mut host.congestion_controls, &mut host.resolves_to] {
+        list.truncate(ROOTS);
+        for words in list {
+            *words = text(words);
+        }
+    }
+}
+
+/// What a person wants measured.
+pub(super) fn bench(wire: &v1::BenchRequest) -> Result<Wanted, WireError> {
+    Ok(Wanted {
+        nodes: all_unless_said(&wire.nodes),
+        links_only: wire.links_only,
+        depth: optional("bench.depth", &wire.depth)?.unwrap_or_default(),
+        show: wire.show,
+        busy_too: wire.busy_too,
+        from: optional("bench.from", &wire.from)?,
+    })
+}
+
+/// TARGETS, or every node.
+pub(super) fn all_unless_said(nodes: &str) -> String {
+    if nodes.is_empty() { "all" } else { nodes }.to_owned()
 }
 
 /// Which copies a person wants listed.

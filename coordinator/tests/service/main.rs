@@ -4,6 +4,7 @@
 
 mod agent;
 mod asks;
+mod bench;
 mod lab;
 mod refusals;
 mod restart;

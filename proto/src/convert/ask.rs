@@ -34,6 +34,11 @@ impl v1::Ask {
                         force: removal.force,
                     })
                 }
+                Question::Host => Wire::Host(v1::DescribeHost {}),
+                Question::ProbeNode(depth) => Wire::ProbeNode(v1::ProbeNode {
+                    depth: depth.to_string(),
+                }),
+                Question::ProbeLink(probe) => Wire::ProbeLink(probe.into()),
             }),
         }
     }
@@ -50,6 +55,9 @@ impl TryFrom<&v1::Ask> for Question {
                 name: remove.name.clone(),
                 force: remove.force,
             }),
+            Wire::Host(v1::DescribeHost {}) => Self::Host,
+            Wire::ProbeNode(probe) => Self::ProbeNode(parse("probe_node.depth", &probe.depth)?),
+            Wire::ProbeLink(probe) => Self::ProbeLink(probe.try_into()?),
         })
     }
 }
@@ -85,6 +93,9 @@ impl v1::Said {
                     was_there: removed.was_there,
                     bytes: removed.bytes.0,
                 }),
+                Said::Host(host) => Wire::Host((&**host).into()),
+                Said::Node(reading) => Wire::Node((&**reading).into()),
+                Said::Link(reading) => Wire::Link((&**reading).into()),
                 Said::Progress(progress) => Wire::Progress(v1::WorkProgress {
                     done: progress.done,
                     total: progress.total,
@@ -112,6 +123,9 @@ impl TryFrom<&v1::Said> for Said {
                 was_there: removed.was_there,
                 bytes: ByteCount(removed.bytes),
             }),
+            Wire::Host(host) => Self::Host(Box::new(host.try_into()?)),
+            Wire::Node(reading) => Self::Node(Box::new(reading.try_into()?)),
+            Wire::Link(reading) => Self::Link(Box::new(reading.try_into()?)),
             Wire::Progress(progress) => Self::Progress(Progress {
                 done: progress.done,
                 total: progress.total,

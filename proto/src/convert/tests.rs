@@ -7,6 +7,9 @@ use stage_core::assignment::{
     Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
     SourceSpec, StreamChoice, TargetSpec,
 };
+use stage_core::bench::{
+    Depth, DiskReading, HostReport, LinkProbe, LinkReading, NodeReading, RootSpace, Rtt, Side, StreamReading,
+};
 use stage_core::digest::{ChunkHash, Expected, FileDigest, Md5Digest, RootDigest};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{AskId, Epoch, JobId, JobKey, PlanVersion};
@@ -208,6 +211,33 @@ fn reports_survive_the_wire() {
     assert_eq!(Progress::try_from(&wire).unwrap(), progress);
 }
 
+fn host() -> HostReport {
+    HostReport {
+        version: "1".to_owned(),
+        kernel: "6".to_owned(),
+        cpus: 2,
+        load: 0.5,
+        interface: "eth0".to_owned(),
+        nic: Some(Rate::from_bits_per_second(1e10)),
+        mtu: 9000,
+        window_scaling: true,
+        backlog: 1000,
+        congestion_controls: vec!["cubic".to_owned(), "bbr".to_owned()],
+        congestion_control: "cubic".to_owned(),
+        descriptors: 1024,
+        unix_ms: 77,
+        resolves_to: vec!["127.0.0.1".to_owned()],
+        roots: vec![RootSpace {
+            name: "main".parse().unwrap(),
+            path: "/s".to_owned(),
+            free: ByteCount(1),
+            total: ByteCount(2),
+            failure: Some(Failure::new(Code::RootUnusable, "x", "y")),
+        }],
+        ..HostReport::default()
+    }
+}
+
 #[test]
 fn questions_and_answers_survive_the_wire() {
     let removal = |place| {
@@ -215,6 +245,13 @@ fn questions_and_answers_survive_the_wire() {
             place,
             name: b"genome.db".to_vec(),
             force: true,
+        })
+    };
+    let probe = |side| {
+        Question::ProbeLink(LinkProbe {
+            id: JobId::from_random([1; 16]),
+            key: JobKey([2; 32]),
+            side,
         })
     };
     for question in [
@@ -225,6 +262,18 @@ fn questions_and_answers_survive_the_wire() {
             verify: true,
         }),
         removal(Place::Absolute(b"/scratch".to_vec())),
+        Question::Host,
+        Question::ProbeNode(Depth::Quick),
+        probe(Side::Answer {
+            from: "n0".parse().unwrap(),
+        }),
+        probe(Side::Measure {
+            peer: Peer {
+                node: "n1".parse().unwrap(),
+                addresses: vec!["127.0.0.1:7701".parse().unwrap()],
+            },
+            depth: Depth::Full,
+        }),
         removal(Place::Root {
             root: None,
             dir: b"db".to_vec(),
@@ -258,6 +307,29 @@ fn questions_and_answers_survive_the_wire() {
             bytes: ByteCount(77),
         }),
         Said::Progress(ask::Progress { done: 3, total: 9 }),
+        Said::Host(Box::new(host())),
+        Said::Node(Box::new(NodeReading {
+            host: host(),
+            disks: vec![DiskReading {
+                root: "main".parse().unwrap(),
+                write: Some(Rate::from_bytes_per_second(1e9)),
+                read: None,
+                skipped: "why".to_owned(),
+            }],
+            blake3: Rate::from_bytes_per_second(4e9),
+            sha256: Rate::from_bytes_per_second(1e9),
+            aes_gcm: Rate::ZERO,
+        })),
+        Said::Link(Box::new(LinkReading {
+            rtt: Rtt::of(vec![Duration::from_millis(1)]),
+            forward: vec![StreamReading {
+                streams: 4,
+                rate: Rate::from_bytes_per_second(1e9),
+                bytes: ByteCount(5),
+                retransmissions: 3,
+            }],
+            backward: Vec::new(),
+        })),
         Said::Failed(Failure::new(Code::Exists, "x", "y")),
     ] {
         let wire = v1::Said::of(&said, true);
