@@ -28,7 +28,7 @@ async fn serve(flags: args::Agent, connection: &Connection) -> Result<u8, Error>
     let agent = Agent::start(config, net).await.map_err(ended)?;
     tracing::info!(%node, data = ?agent.data_addresses(), version = env!("CARGO_PKG_VERSION"), "agent listens");
     let stop = CancellationToken::new();
-    daemon::serve(exit_with_stdin, stop.clone(), agent.run(stop))
+    Box::pin(daemon::serve(exit_with_stdin, stop.clone(), agent.run(stop)))
         .await?
         .map_err(ended)?;
     Ok(exit::DONE)

@@ -616,9 +616,17 @@ pub(super) fn expect(bench: &mut Bench) {
                 .collect();
             fs::write(&sums, wrong).map_err(|why| fault(&sums, why))?;
             let bad = cluster.push(&[word(&tree), "--to", "n[1-4]", "--expect", word(&sums)], PUSH)?;
-            let left: String = (1..=4)
-                .map(|node| sh(&format!("ls -A {}", word(&cluster.root(&format!("n{node}"))))))
-                .collect::<Result<_, _>>()?;
+            // The nodes hear of the end after the command has.
+            let deadline = Instant::now() + Duration::from_secs(10);
+            let left = loop {
+                let left: String = (1..=4)
+                    .map(|node| sh(&format!("ls -A {}", word(&cluster.root(&format!("n{node}"))))))
+                    .collect::<Result<_, _>>()?;
+                if left.is_empty() || Instant::now() > deadline {
+                    break left;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            };
             bench.add(
                 Row::new(
                     format!("--expect with {program}'s list of 21 files: exit, agrees, published; one line wrong: exit, files left anywhere"),
