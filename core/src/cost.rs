@@ -71,6 +71,8 @@ pub enum StreamBound {
     Loss,
     /// The thread that moves its bytes.
     Thread,
+    /// Whatever it was, a measurement met it.
+    Measured,
 }
 
 /// The path of one stream, as far as its rate depends on it.
@@ -88,6 +90,24 @@ pub struct StreamPath {
     pub encrypted: bool,
 }
 
+fn thread_rate(encrypted: bool) -> f64 {
+    if encrypted {
+        ENCRYPTED_THREAD_RATE_BYTES_PER_SECOND
+    } else {
+        THREAD_RATE_BYTES_PER_SECOND
+    }
+}
+
+/// What a stream carries that would carry so much by itself, and what stops it, with the thread that moves its bytes.
+pub(crate) fn thread(encrypted: bool, alone: (Rate, StreamBound)) -> (Rate, StreamBound) {
+    let thread = Rate::from_bytes_per_second(thread_rate(encrypted));
+    if thread < alone.0 {
+        (thread, StreamBound::Thread)
+    } else {
+        alone
+    }
+}
+
 impl StreamPath {
     /// What one stream carries, and what stops it from carrying more: the least of window over RTT, the Mathis bound
     /// (segment / RTT × 1.22 / √loss) and what a thread moves.
@@ -96,11 +116,7 @@ impl StreamPath {
         let window = (SEND_WINDOW_SHARE * self.sender.send.0 as f64)
             .min(RECEIVE_WINDOW_SHARE * self.receiver.receive.0 as f64)
             .max(SEGMENT_BYTES);
-        let thread = if self.encrypted {
-            ENCRYPTED_THREAD_RATE_BYTES_PER_SECOND
-        } else {
-            THREAD_RATE_BYTES_PER_SECOND
-        };
+        let thread = thread_rate(self.encrypted);
         let mut rate = thread;
         let mut bound = StreamBound::Thread;
         if rtt > 0.0 {

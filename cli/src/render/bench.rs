@@ -251,8 +251,10 @@ fn tables(out: &mut impl Write, measured: &[(Measurement, v1::Measured)], now: S
     let age = |measurement: &Measurement| {
         let then = UNIX_EPOCH + Duration::from_millis(measurement.unix_ms);
         let age = now.duration_since(then).unwrap_or_default();
-        // To the second: what was measured just now is "0 s" old.
-        show_time(Duration::from_secs(age.as_secs())).to_string()
+        if age < Duration::from_secs(1) {
+            return "now".to_owned();
+        }
+        show_time(age).to_string()
     };
     let or_dash = |rate: Option<Rate>| rate.map_or("-".to_owned(), |rate| rate.in_bytes().to_string());
     let mut nodes = super::table::plain(

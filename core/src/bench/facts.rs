@@ -180,6 +180,13 @@ mod tests {
         let planned = plan(&topology, &request(&["n2"]), &facts).unwrap();
         let hop = planned.hop(&"n2".parse().unwrap()).unwrap();
         assert_eq!(hop.streams, 6, "of 210 MB/s each, for 1177 MB/s");
+
+        // A measurement moves bytes and does nothing with them: a push has to check and write as well.
+        let bare = between("n0", "n1", 30, &[3500.0, 7000.0], &[3500.0, 7000.0]);
+        let mut facts = Facts::default();
+        lay(&mut facts, &topology, &[&bare], 2000);
+        let planned = plan(&topology, &request(&["n2"]), &facts).unwrap();
+        assert_eq!(planned.hop(&"n2".parse().unwrap()).unwrap().streams, 2);
     }
 
     #[test]

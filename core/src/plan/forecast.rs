@@ -50,6 +50,9 @@ impl Cause {
                     StreamBound::Window => format!("TCP windows between {parent} and {child}"),
                     StreamBound::Loss => format!("loss between {parent} and {child}"),
                     StreamBound::Thread => format!("processor of {child}"),
+                    StreamBound::Measured => {
+                        format!("what a stream was measured to carry from {parent} to {child}")
+                    }
                 }
             }
         }
@@ -211,10 +214,10 @@ pub(crate) struct LaidHop {
 pub(crate) fn lay_hop(ground: &Ground<'_>, parent: usize, child: usize) -> Option<LaidHop> {
     let route = ground.route(parent, child)?;
     let path = ground.stream_path(parent, child, &route);
-    let (mut one, bound) = path.rate();
+    let (mut one, mut bound) = path.rate();
     if let Some(measured) = ground.measured_stream(&route) {
-        // A thread that encrypts is no faster than a measurement; windows and loss are what was met.
-        one = measured;
+        // Windows and loss are what was met. But a measurement neither checks nor writes, as a thread of a push does.
+        (one, bound) = cost::thread(path.encrypted, (measured, StreamBound::Measured));
     }
     let mut cause = Cause::Streams { parent, child, bound };
     for &edge in &route.edges {
