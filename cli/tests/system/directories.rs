@@ -209,6 +209,54 @@ fn a_directory_arrives_as_it_is() {
     }
 }
 
+// R75: whoever shall have it, the source's directories are read once, and its entries looked at once before anything is
+// read and once after.
+#[test]
+fn the_source_is_walked_once_whoever_shall_have_it() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        eprintln!("skipped: strace is not installed");
+        return;
+    }
+    let mut cluster = Cluster::prepare(4);
+    let tree = cluster.path("refdb");
+    const FILES: usize = 2000;
+    for dir in 0..20 {
+        fs::create_dir_all(tree.join(dir.to_string())).unwrap();
+        for file in 0..FILES / 20 {
+            fs::write(tree.join(format!("{dir}/{file}")), file.to_string()).unwrap();
+        }
+    }
+    cluster.start_coordinator();
+    (1..4).for_each(|node| cluster.start_agent(node));
+    let calls = cluster.path("calls");
+    let agent = cluster.agent_command(0, "state-n0", 7701);
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=getdents64,newfstatat", "-o"]);
+    traced.arg(&calls).arg(agent.get_program()).args(agent.get_args());
+    traced.current_dir(cluster.path("")).stdin(Stdio::piped());
+    traced.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut agent = traced.spawn().unwrap();
+    cluster.wait_up(4);
+    cluster.push(&tree, &["--to", "targets"]).expect(0);
+    drop(agent.stdin.take());
+    agent.wait().unwrap();
+    let calls = fs::read_to_string(calls).unwrap();
+    let count = |call: &str| calls.lines().filter(|line| line.contains(call)).count();
+    // The end of each directory is an answer of its own; a few calls are the agent's own.
+    let lists = count("getdents64(");
+    assert!(
+        (2 * 21..2 * 21 + 30).contains(&lists),
+        "{lists} calls for 21 directories"
+    );
+    let looks = count("newfstatat(");
+    // And some of them every two seconds.
+    let twice = 2 * (FILES + 21);
+    assert!(
+        (twice..2 * twice).contains(&looks),
+        "{looks} calls for {FILES} files"
+    );
+}
+
 #[test]
 fn several_paths_are_one_push() {
     let cluster = Cluster::start(3);
