@@ -137,6 +137,21 @@ impl Cluster {
         self.agents.insert(node, child);
     }
 
+    /// Starts a node's agent so that it kills itself when it gets to a named point.
+    pub(crate) fn start_agent_to_die_at(&mut self, node: usize, point: &str) {
+        let mut command = self.agent_command(node, &format!("state-n{node}"), 7701);
+        let child = command.env("STAGE_CRASH_AT", point).spawn().unwrap();
+        self.agents.insert(node, child);
+    }
+
+    /// Waits until the node's agent has killed itself.
+    pub(crate) fn wait_dead(&mut self, node: usize) {
+        let mut child = self.agents.remove(&node).unwrap();
+        self.wait_for("an agent to die", || child.try_wait().unwrap().is_some());
+        let status = child.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    }
+
     /// The command that runs a node's agent, for those who change it first.
     pub(crate) fn agent_command(&self, node: usize, state: &str, port: u16) -> Command {
         let name = format!("n{node}");

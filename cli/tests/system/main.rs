@@ -11,6 +11,7 @@ mod bench;
 mod cluster;
 mod directories;
 mod faults;
+mod generations;
 mod inventory;
 mod local;
 mod payload;
