@@ -250,6 +250,8 @@ async fn remove(context: &Arc<Context>, removal: Removal, jobs: BTreeSet<JobId>,
         Ok(removed) => {
             if removed.was_there {
                 tracing::info!(path = removed.path, "removed a copy");
+                // Of a tree something may be left until nobody reads it.
+                context.replaced.notify_one();
             }
             Said::Removed(removed)
         }

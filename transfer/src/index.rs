@@ -47,6 +47,8 @@ const ENTRY: &str = "entry";
 /// The index of one agent.
 #[derive(Debug)]
 pub struct Index {
+    /// The agent's state directory.
+    state: PathBuf,
     dir: PathBuf,
     /// Held while an entry is changed.
     changing: Mutex<()>,
@@ -200,6 +202,7 @@ impl Index {
     /// The index in an agent's state directory.
     pub fn open(state: &Path) -> Self {
         Self {
+            state: state.to_owned(),
             dir: state.join("index"),
             changing: Mutex::new(()),
         }

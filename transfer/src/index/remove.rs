@@ -3,9 +3,9 @@
 //! The file, or the link that is a tree's name, is renamed away first and looked at under its new name, which nobody else
 //! knows: what is removed is what was checked. The inode that is to go is written down before, so that an agent that dies in between knows what to do.
 
-use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, RenameFlags, readlinkat, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use crate::fault;
 use crate::journal::{self, Phase};
 use crate::root::{Roots, check_component};
 use crate::target::site::{GENERATIONS, Seen, Site};
-use crate::target::tree;
+use crate::target::{retired, tree};
 
 impl Index {
     /// Removes the copy at a path. Nothing there is no error.
@@ -113,6 +113,8 @@ impl Index {
                 "--force removes it all the same",
             );
         }
+        // Who holds a tree's directory reads it.
+        drop(file);
         self.take_away(roots, &entry, now.ino)?;
         self.forget(&path);
         Ok(Removed {
@@ -146,7 +148,7 @@ impl Index {
             Err(e) => return Err(fail(e)),
         }
         crash_point!("after_away");
-        if finish(&site, entry, inode)? {
+        if finish(&self.state, &site, entry, inode)? {
             crash_point!("after_unlink");
             return site.held.sync().map_err(fail);
         }
@@ -165,7 +167,7 @@ impl Index {
             let Some(inode) = entry.removing else { continue };
             let ended = site_of(roots, &entry).and_then(|site| {
                 let Some(site) = site else { return Ok(true) };
-                Ok(finish(&site, &entry, inode)? || matches!(site.look()?, Seen::Absent))
+                Ok(finish(&self.state, &site, &entry, inode)? || matches!(site.look()?, Seen::Absent))
             });
             match ended {
                 Ok(true) => self.forget(&entry.path),
@@ -188,7 +190,7 @@ fn away(entry: &Entry) -> String {
 }
 
 /// Removes what was renamed away, if it is the copy; anything else gets its name back. `true`: it is gone.
-fn finish(site: &Site, entry: &Entry, inode: u64) -> Result<bool, Failure> {
+fn finish(state: &Path, site: &Site, entry: &Entry, inode: u64) -> Result<bool, Failure> {
     let away = away(entry);
     let dir = site.held.fd();
     let fail = |e: Errno| fault::of(e, "removing the copy", &site.shown);
@@ -197,7 +199,7 @@ fn finish(site: &Site, entry: &Entry, inode: u64) -> Result<bool, Failure> {
         // The name is gone, and a tree's generation may be left.
         Err(Errno::NOENT) => {
             return match (&entry.generation, site.look()?) {
-                (Some(_), Seen::Absent) => remove_generation(site, entry, inode).map(|()| true),
+                (Some(_), Seen::Absent) => remove_generation(state, site, entry, inode).map(|()| true),
                 _ => Ok(false),
             };
         }
@@ -223,29 +225,36 @@ fn finish(site: &Site, entry: &Entry, inode: u64) -> Result<bool, Failure> {
             unlinkat(dir, &away, AtFlags::empty()).map_err(fail)?;
             site.held.sync().map_err(fail)?;
             crash_point!("after_name");
-            remove_generation(site, entry, inode)?;
+            remove_generation(state, site, entry, inode)?;
         }
     }
     Ok(true)
 }
 
-/// Removes the generation of an entry, if it is that inode.
-fn remove_generation(site: &Site, entry: &Entry, inode: u64) -> Result<(), Failure> {
+/// Removes the generation of an entry, if it is that inode, and those before it. One that somebody reads goes as soon as
+/// nobody does.
+fn remove_generation(state: &Path, site: &Site, entry: &Entry, inode: u64) -> Result<(), Failure> {
     let Some(generation) = &entry.generation else {
         return Ok(());
     };
-    let removed = || {
-        let dir = site.open_generation(generation)?;
-        if rustix::fs::fstat(&dir)?.st_ino == inode {
-            let all = site.generations()?;
-            tree::remove(all.as_fd(), generation)?;
-            // The last one takes the directory of generations along.
-            site.unmake();
+    retired::dismiss(state, site)?;
+    match site.inode_of_generation(generation) {
+        Some((_, now)) if now == inode => {}
+        _ => return Ok(()),
+    }
+    retired::note(state, site, generation, inode, Duration::ZERO, entry.job)?;
+    match retired::remove_unread(site, generation) {
+        Ok(None) | Err(Errno::NOENT) => {
+            retired::forget(state, site, generation);
+            Ok(())
         }
-        Ok(())
-    };
-    match removed() {
-        Err(Errno::NOENT) => Ok(()),
-        other => other.map_err(|e| fault::of(e, "removing the generation", &site.shown)),
+        Ok(Some(usage)) => {
+            tracing::info!(
+                path = site.shown,
+                "its generation goes when nobody reads it: {usage}"
+            );
+            Ok(())
+        }
+        Err(e) => Err(fault::of(e, "removing the generation", &site.shown)),
     }
 }

@@ -29,6 +29,7 @@ use super::tree;
 use crate::crash::crash_point;
 use crate::durable;
 use crate::root::Roots;
+use usage::Usage;
 
 /// Even one that is to go at once stays so long: who was just resolving the name gets to the end of that.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -72,12 +73,23 @@ fn id(site: &Site, generation: &[u8]) -> String {
     blake3::hash(&path).to_hex()[..32].to_owned()
 }
 
+/// The notes that are whole.
+fn notes(state: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(dir(state))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    // One that was half written when an agent died has an extension.
+    paths.filter(|path| path.extension().is_none()).collect()
+}
+
 fn note_of(state: &Path, site: &Site, generation: &[u8]) -> PathBuf {
     dir(state).join(id(site, generation))
 }
 
 /// Writes down that a generation is about to be switched away from.
-pub(super) fn note(
+pub(crate) fn note(
     state: &Path,
     site: &Site,
     generation: &[u8],
@@ -97,9 +109,55 @@ pub(super) fn note(
     durable::write(&note_of(state, site, generation), &note)
 }
 
+/// The name itself is removed: what it led to before has no more time to stay.
+pub(crate) fn dismiss(state: &Path, site: &Site) -> Result<(), Failure> {
+    for path in notes(state) {
+        if let Some(note) = durable::read::<Note>(&path)
+            && (&note.place, &note.name) == (&site.held.place(), &site.name)
+        {
+            let keep = Duration::ZERO;
+            durable::write(&path, &Note { keep, ..note })?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a generation that was written down and that no name leads to, unless somebody on this node reads it: then who.
+pub(crate) fn remove_unread(site: &Site, generation: &[u8]) -> rustix::io::Result<Option<Usage>> {
+    let all = site.generations()?;
+    if let Some(usage) = usage::of(all.as_fd(), generation)? {
+        return Ok(Some(usage));
+    }
+    // Away in one step: nobody ever finds half of it under its name.
+    rustix::fs::renameat(&all, generation, &all, away(site, generation))?;
+    crash_point!("retired_away");
+    remove_away(site, generation)?;
+    Ok(None)
+}
+
+/// The name of a generation while it is being removed.
+fn away(site: &Site, generation: &[u8]) -> String {
+    format!("gone-{}", id(site, generation))
+}
+
+fn remove_away(site: &Site, generation: &[u8]) -> rustix::io::Result<()> {
+    let all = site.generations()?;
+    tree::remove(all.as_fd(), away(site, generation).as_bytes())?;
+    drop(all);
+    site.unmake_generations();
+    Ok(())
+}
+
 /// Nothing of that name lies there any more: what was written down of it is of no use.
-pub(super) fn forget(state: &Path, site: &Site, generation: &[u8]) {
-    drop_note(&note_of(state, site, generation));
+pub(crate) fn forget(state: &Path, site: &Site, generation: &[u8]) {
+    let note = note_of(state, site, generation);
+    if !note.exists() {
+        return;
+    }
+    match remove_away(site, generation) {
+        Ok(()) | Err(Errno::NOENT) => drop_note(&note),
+        Err(e) => tracing::warn!(path = site.shown, "a part of an old generation stays: {e}"),
+    }
 }
 
 /// Whether a generation was switched away from, or is about to be.
@@ -145,14 +203,7 @@ enum Fate {
 /// take long: it looks at each file of such a generation.
 pub fn sweep(roots: &Roots, state: &Path, now: SystemTime) -> Swept {
     let mut swept = Swept::default();
-    let Ok(notes) = fs::read_dir(dir(state)) else {
-        return swept;
-    };
-    for path in notes.flatten().map(|entry| entry.path()) {
-        if path.extension().is_some() {
-            // Half written when an agent died.
-            continue;
-        }
+    for path in notes(state) {
         match look_after(roots, &path, now) {
             Ok(Fate::Removed(shown)) => {
                 drop_note(&path);
@@ -190,42 +241,39 @@ fn look_after(roots: &Roots, path: &Path, now: SystemTime) -> Result<Fate, Failu
         Err(Errno::NOENT) => return Ok(Fate::Gone),
         Err(e) => return Err(fail(e)),
     };
-    let away = format!("gone-{}", id(&site, &note.generation));
     let stat = |name: &[u8]| rustix::fs::statat(&all, name, AtFlags::SYMLINK_NOFOLLOW);
-    if stat(away.as_bytes()).is_err() {
-        match site.generation_now() {
-            Ok(Some(now)) if now == note.generation => return Ok(Fate::Stays(None)),
-            Ok(_) => {}
-            Err(e) => return Err(fail(e)),
-        }
-        // The note is written before a switch. It was read before the name was, so a switch may lie between.
-        if read().as_ref() != Some(&note) {
-            return Ok(Fate::Stays(Some(Duration::ZERO)));
-        }
-        let there = match stat(&note.generation) {
-            Ok(stat) => stat,
-            Err(Errno::NOENT) => return Ok(Fate::Gone),
-            Err(e) => return Err(fail(e)),
-        };
-        match FileType::from_raw_mode(there.st_mode) {
-            FileType::Directory if there.st_ino == note.inode => {}
-            FileType::Symlink => {
-                // It was to be exchanged for a directory when an agent died.
-                rustix::fs::unlinkat(&all, note.generation.as_slice(), AtFlags::empty()).map_err(fail)?;
-                return Ok(Fate::Gone);
-            }
-            _ => return Ok(Fate::Gone),
-        }
-        let started = Instant::now();
-        if let Some(usage) = usage::of(all.as_fd(), &note.generation).map_err(fail)? {
-            tracing::debug!(path = shown, "an old generation stays: {usage}");
-            return Ok(Fate::Stays(Some(AGAIN.max(started.elapsed() * SHARE))));
-        }
-        rustix::fs::renameat(&all, note.generation.as_slice(), &all, &away).map_err(fail)?;
-        crash_point!("retired_away");
+    if stat(away(&site, &note.generation).as_bytes()).is_ok() {
+        remove_away(&site, &note.generation).map_err(fail)?;
+        return Ok(Fate::Removed(shown));
     }
-    tree::remove(all.as_fd(), away.as_bytes()).map_err(fail)?;
+    match site.generation_now() {
+        Ok(Some(now)) if now == note.generation => return Ok(Fate::Stays(None)),
+        Ok(_) => {}
+        Err(e) => return Err(fail(e)),
+    }
+    // The note is written before a switch. It was read before the name was, so a switch may lie between.
+    if read().as_ref() != Some(&note) {
+        return Ok(Fate::Stays(Some(Duration::ZERO)));
+    }
+    let there = match stat(&note.generation) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(Fate::Gone),
+        Err(e) => return Err(fail(e)),
+    };
+    match FileType::from_raw_mode(there.st_mode) {
+        FileType::Directory if there.st_ino == note.inode => {}
+        FileType::Symlink => {
+            // It was to be exchanged for a directory when an agent died.
+            rustix::fs::unlinkat(&all, note.generation.as_slice(), AtFlags::empty()).map_err(fail)?;
+            return Ok(Fate::Gone);
+        }
+        _ => return Ok(Fate::Gone),
+    }
+    let started = Instant::now();
     drop(all);
-    site.unmake_generations();
+    if let Some(usage) = remove_unread(&site, &note.generation).map_err(fail)? {
+        tracing::debug!(path = shown, "an old generation stays: {usage}");
+        return Ok(Fate::Stays(Some(AGAIN.max(started.elapsed() * SHARE))));
+    }
     Ok(Fate::Removed(shown))
 }

@@ -337,7 +337,7 @@ impl Site {
     }
 
     /// Device and inode of a generation's directory.
-    pub(super) fn inode_of_generation(&self, generation: &[u8]) -> Option<(u64, u64)> {
+    pub(crate) fn inode_of_generation(&self, generation: &[u8]) -> Option<(u64, u64)> {
         let stat = self
             .open_generation(generation)
             .and_then(rustix::fs::fstat)

@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use stage_core::ask::{Kind as Shown, Removal, Removed, State};
 use stage_core::assignment::{Final, IfExists, KEEP_PREVIOUS, Place, TargetSpec};
@@ -19,7 +20,7 @@ use stage_core::units::ByteCount;
 use stage_transfer::budget::Budget;
 use stage_transfer::index::Index;
 use stage_transfer::root::Roots;
-use stage_transfer::target::{Preparation, prepare};
+use stage_transfer::target::{Preparation, prepare, retired};
 use tempfile::TempDir;
 
 use crate::bench::content;
@@ -361,14 +362,55 @@ fn a_tree_is_removed_whole() {
     fs::set_permissions(node.root.join("refdb/sub"), fs::Permissions::from_mode(0o500)).unwrap();
     let removed = node.remove("refdb", true).unwrap();
     assert!(removed.was_there);
-    assert_eq!(node.names(), ["three"], "with the directory of generations");
+    // Whoever reads it keeps all of it until then.
+    assert_eq!(node.names(), [".stage", "three"]);
+    let sweep = || {
+        retired::sweep(
+            &node.roots,
+            &node.state,
+            SystemTime::now() + Duration::from_secs(5),
+        )
+        .removed
+    };
+    assert_eq!(sweep(), [""; 0]);
     let mut byte = [0];
     reader.read_exact_at(&mut byte, 3).unwrap();
     assert_eq!(byte[0], node.bytes[4][3]);
+    drop(reader);
+    assert_eq!(sweep().len(), 1);
+    assert_eq!(node.names(), ["three"], "with the directory of generations");
     assert!(node.remove("three", false).unwrap().was_there);
     assert_eq!(node.names(), [""; 0]);
     assert!(node.index.entries().is_empty());
     assert!(!node.remove("refdb", false).unwrap().was_there);
+}
+
+#[test]
+fn those_before_it_go_with_it_and_without_it() {
+    let mut node = Node::new();
+    node.publish();
+    let replace = |node: &mut Node, n: u8| {
+        node.job = JobId::from_random([n; 16]);
+        node.bytes[4][3] ^= n;
+        node.publish();
+    };
+    let sweep = |node: &Node, hours: u64| {
+        let time = Duration::from_secs(hours * 3600 + 5);
+        retired::sweep(&node.roots, &node.state, SystemTime::now() + time)
+            .removed
+            .len()
+    };
+    let generations = |node: &Node| fs::read_dir(node.root.join(".stage")).map_or(0, Iterator::count);
+    replace(&mut node, 8);
+    // What the old one shared with the new one looks other than before once it has gone, and is not.
+    assert_eq!((sweep(&node, 0), sweep(&node, 24)), (0, 1));
+    node.assert_states(State::Ok, State::Ok);
+    replace(&mut node, 16);
+    assert_eq!(generations(&node), 2);
+    assert!(node.remove("refdb", false).unwrap().was_there);
+    assert_eq!(generations(&node), 1);
+    assert_eq!(sweep(&node, 0), 1, "its time is over too");
+    assert_eq!(node.names(), ["three"]);
 }
 
 #[test]

@@ -24,7 +24,7 @@ const MACHINES_PIDS: u64 = 0xEFFF_FFFC;
 
 /// Who reads it.
 #[derive(Debug)]
-pub(super) enum Usage {
+pub(crate) enum Usage {
     /// This process.
     Process(String),
     /// Somebody has one of its files open.
