@@ -146,7 +146,7 @@ impl Agent {
         let ended = tokio::select! {
             ended = session.run(&runner, &stop) => ended,
             never = runner.sweep() => match never {},
-            never = runner.retire() => match never {},
+            never = Box::pin(runner.retire()) => match never {},
         };
         door.cancel();
         self.plane.drain();

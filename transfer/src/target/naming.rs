@@ -5,17 +5,19 @@ use stage_core::assignment::IfExists;
 use stage_core::digest::RootDigest;
 use stage_core::payload::UnitKind;
 
-use super::copy::{Copy, Unit};
+use super::copy::{Copy, Partial, Unit};
 use super::publish::{PublishError, appeared};
 use super::site::Site;
 use super::{Target, retired};
 use crate::crash::crash_point;
+use crate::store::map::Map;
 
 impl Target {
     /// Gives one unit its final name.
     pub(super) fn name(
         &self,
         copy: &Copy,
+        map: &Map,
         unit: &Unit,
         inode: (u64, u64),
         root: &RootDigest,
@@ -30,6 +32,9 @@ impl Target {
                     .map_or_else(|| self.make_generation(site, root), Ok)
                     .map_err(fail)?;
                 crash_point!("after_generation");
+                if let Some(Partial::Tree(tree)) = unit.partial.get() {
+                    tree.settle(map.entry(unit.range.start)).map_err(fail)?;
+                }
                 self.lead(copy, site, &generation)?
             }
         };

@@ -141,7 +141,7 @@ impl Target {
         crash_point!("before_rename");
         for (unit, inode) in laid.units.iter().zip(&intent.inodes) {
             if let (Some(inode), false) = (inode, unit.placed) {
-                self.name(copy, unit, *inode, root)?;
+                self.name(copy, map, unit, *inode, root)?;
             }
             crash_point!("after_rename");
         }
@@ -199,8 +199,15 @@ impl Target {
                     .and_then(|()| table.sync())
                     .map_err(PublishError::Failed)?;
                 crash_point!("before_rename");
-                self.make_generation(site, root)
-                    .map_err(fail("keeping the tree"))?
+                // Who may not write in a directory cannot move it.
+                let mode = Mode::from_raw_mode(stat.st_mode);
+                rustix::fs::fchmod(&dir, mode | Mode::RWXU).map_err(fail("setting the mode"))?;
+                let generation = self
+                    .make_generation(site, root)
+                    .map_err(fail("keeping the tree"))?;
+                rustix::fs::fchmod(&dir, mode).map_err(fail("setting the mode"))?;
+                rustix::fs::fsync(&dir).map_err(fail("making the copy durable"))?;
+                generation
             }
         };
         crash_point!("after_generation");

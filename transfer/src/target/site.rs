@@ -393,8 +393,19 @@ impl Site {
         }
         // It says what it has to say once it lies under the final name.
         rustix::fs::symlinkat(link_to(generation), &all, kept)?;
-        let exchanged =
-            rustix::fs::renameat_with(&all, kept, dir, self.name.as_slice(), RenameFlags::EXCHANGE);
+        let name = self.name.as_slice();
+        let exchange = || rustix::fs::renameat_with(&all, kept, dir, name, RenameFlags::EXCHANGE);
+        let exchanged = match exchange() {
+            // Who may not write in a directory cannot move it, not even its owner.
+            Err(Errno::ACCESS) => self.open_dir(&self.name).and_then(|foreign| {
+                let mode = Mode::from_raw_mode(rustix::fs::fstat(&foreign)?.st_mode);
+                rustix::fs::fchmod(&foreign, mode | Mode::RWXU)?;
+                let exchanged = exchange();
+                rustix::fs::fchmod(&foreign, mode)?;
+                exchanged
+            }),
+            other => other,
+        };
         if exchanged.is_err() {
             let _ = rustix::fs::unlinkat(&all, kept, AtFlags::empty());
         }

@@ -160,11 +160,23 @@ impl Tree {
                         rustix::fs::openat(&self.dir, path, flags, Mode::empty())?
                     }
                 };
-                dress(&File::from(dir), entry)
+                // Of the topmost one the owner's rights stay whole: who may not write in a directory cannot move it.
+                let mode = if entry.below().is_empty() {
+                    entry.mode | 0o700
+                } else {
+                    entry.mode
+                };
+                dress_as(&File::from(dir), entry, mode)
             };
             dressed().map_err(|e| (e, entry))?;
         }
         Ok(())
+    }
+
+    /// The directory has moved to its last place: gives it the mode that it is to have.
+    pub(super) fn settle(&self, entry: &Entry) -> rustix::io::Result<()> {
+        rustix::fs::fchmod(&self.dir, Mode::from_raw_mode(entry.mode))?;
+        rustix::fs::fsync(&self.dir)
     }
 
     pub(super) fn finish_file(&self, entry: &Entry) -> rustix::io::Result<()> {
@@ -233,10 +245,14 @@ fn size_up(file: &File, entry: &Entry) -> rustix::io::Result<()> {
 
 /// Gives an open file or directory its attributes, mode and time, in this order.
 fn dress(file: &File, entry: &Entry) -> rustix::io::Result<()> {
+    dress_as(file, entry, entry.mode)
+}
+
+fn dress_as(file: &File, entry: &Entry, mode: u32) -> rustix::io::Result<()> {
     for (name, value) in &entry.xattrs {
         rustix::fs::fsetxattr(file, name.as_slice(), value, XattrFlags::empty())?;
     }
-    rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode))?;
+    rustix::fs::fchmod(file, Mode::from_raw_mode(mode))?;
     rustix::fs::futimens(file, &times(entry))
 }
 

@@ -104,7 +104,7 @@ impl Tree {
     /// Of all kinds: three levels, names of any bytes, files of every size that may matter.
     pub(crate) fn rich() -> Self {
         let mut tree = Self::default();
-        tree.dir("refdb", 0o755)
+        tree.dir("refdb", 0o555)
             .file(b"refdb/aa", 0o644, content(10))
             .file(b"refdb/big", 0o440, content(2 * CHUNK + 77_777))
             .file(b"refdb/empty", 0o604, vec![])

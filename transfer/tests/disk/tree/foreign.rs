@@ -29,6 +29,7 @@ fn another_directory_is_refused_or_exchanged() {
     let mut foreign = Tree::rich();
     foreign.bytes("refdb/sub/deep/chunk")[9] ^= 1;
     foreign.file(b"refdb/notes", 0o644, b"mine".to_vec());
+    foreign.0.get_mut(b"refdb".as_slice()).unwrap().mode = 0o555;
     foreign.make("refdb", &bench.name());
     assert_eq!(bench.refused().code, Code::Exists);
     assert_eq!(foreign.differences("refdb", &bench.name()), [""; 0]);
@@ -79,7 +80,7 @@ fn a_link_of_ours_to_a_generation_that_is_gone_counts_as_nothing() {
         let mut bench = Bench::new(Tree::rich());
         bench.push();
         let old = bench.dir().join(".stage").join(&bench.generations()[0]);
-        let aside = bench.root.join("aside");
+        let aside = bench.dir().join(".stage/aside");
         fs::rename(&old, &aside).unwrap();
         bench.tree.bytes("refdb/big")[0] ^= 1;
         let (wanted, already) = bench.next(rule).push();
