@@ -243,7 +243,7 @@ fn remove_generation(state: &Path, site: &Site, entry: &Entry, inode: u64) -> Re
         _ => return Ok(()),
     }
     retired::note(state, site, generation, inode, Duration::ZERO, entry.job)?;
-    match retired::remove_unread(site, generation) {
+    match retired::remove_unread(site, generation, false) {
         Ok(None) | Err(Errno::NOENT) => {
             retired::forget(state, site, generation);
             Ok(())

@@ -123,9 +123,10 @@ pub(crate) fn dismiss(state: &Path, site: &Site) -> Result<(), Failure> {
 }
 
 /// Removes a generation that was written down and that no name leads to, unless somebody on this node reads it: then who.
-pub(crate) fn remove_unread(site: &Site, generation: &[u8]) -> rustix::io::Result<Option<Usage>> {
+/// `ours`: also this agent.
+pub(crate) fn remove_unread(site: &Site, generation: &[u8], ours: bool) -> rustix::io::Result<Option<Usage>> {
     let all = site.generations()?;
-    if let Some(usage) = usage::of(all.as_fd(), generation)? {
+    if let Some(usage) = usage::of(all.as_fd(), generation, ours)? {
         return Ok(Some(usage));
     }
     // Away in one step: nobody ever finds half of it under its name.
@@ -271,7 +272,7 @@ fn look_after(roots: &Roots, path: &Path, now: SystemTime) -> Result<Fate, Failu
     }
     let started = Instant::now();
     drop(all);
-    if let Some(usage) = remove_unread(&site, &note.generation).map_err(fail)? {
+    if let Some(usage) = remove_unread(&site, &note.generation, true).map_err(fail)? {
         tracing::debug!(path = shown, "an old generation stays: {usage}");
         return Ok(Fate::Stays(Some(AGAIN.max(started.elapsed() * SHARE))));
     }

@@ -54,8 +54,8 @@ struct Inodes {
     shared: HashSet<Inode>,
 }
 
-/// Who reads the generation of this name, if anybody does.
-pub(super) fn of(all: BorrowedFd<'_>, generation: &[u8]) -> rustix::io::Result<Option<Usage>> {
+/// Who reads the generation of this name, if anybody does; `ours`: also this agent, which may still send it to others.
+pub(super) fn of(all: BorrowedFd<'_>, generation: &[u8], ours: bool) -> rustix::io::Result<Option<Usage>> {
     let sees_all = sees_all();
     let mut inodes = Inodes::default();
     let mut usage = None;
@@ -83,7 +83,7 @@ pub(super) fn of(all: BorrowedFd<'_>, generation: &[u8]) -> rustix::io::Result<O
         usage.is_none()
     })?;
     // Only now: in the walk its directories were open here.
-    Ok(usage.or_else(|| in_proc(&inodes, generation)))
+    Ok(usage.or_else(|| in_proc(&inodes, generation, ours)))
 }
 
 fn usage_of_file(dir: BorrowedFd<'_>, name: &[u8]) -> Option<Usage> {
@@ -129,7 +129,8 @@ fn sees_all() -> bool {
 }
 
 /// Looks in `/proc` for who is in one of the directories, or has a file open under a name in this generation.
-fn in_proc(inodes: &Inodes, generation: &[u8]) -> Option<Usage> {
+fn in_proc(inodes: &Inodes, generation: &[u8], ours: bool) -> Option<Usage> {
+    let own = std::process::id().to_string();
     let name = [b"/.stage/", generation].concat();
     let by_name = |text: &[u8]| {
         // Of another one the name may go on.
@@ -151,7 +152,7 @@ fn in_proc(inodes: &Inodes, generation: &[u8]) -> Option<Usage> {
     // What cannot be read is somebody else's process, or has just ended.
     for process in fs::read_dir("/proc").ok()?.flatten() {
         let pid = process.file_name();
-        if !pid.as_bytes().iter().all(u8::is_ascii_digit) {
+        if !pid.as_bytes().iter().all(u8::is_ascii_digit) || (!ours && pid == *own) {
             continue;
         }
         let path = process.path();
