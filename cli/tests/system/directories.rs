@@ -231,7 +231,14 @@ fn the_source_is_walked_once_whoever_shall_have_it() {
     let calls = cluster.path("calls");
     let agent = cluster.agent_command(0, "state-n0", 7701);
     let mut traced = Command::new("strace");
-    traced.args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=getdents64,newfstatat", "-o"]);
+    traced.args([
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-e",
+        "trace=getdents64,newfstatat",
+        "-o",
+    ]);
     traced.arg(&calls).arg(agent.get_program()).args(agent.get_args());
     traced.current_dir(cluster.path("")).stdin(Stdio::piped());
     traced.stdout(Stdio::null()).stderr(Stdio::null());

@@ -127,7 +127,7 @@ fn what_no_tree_can_hold_is_refused_and_nothing_is_left() {
         tar.into_inner().unwrap()
     };
     let file = |tar: &mut Builder<Vec<u8>>, path: &str| {
-        add(tar, entry(EntryType::Regular, path, 0o644, 1), "", b"x")
+        add(tar, entry(EntryType::Regular, path, 0o644, 1), "", b"x");
     };
     let outside = tempfile::tempdir().unwrap();
     let cases = [
@@ -144,7 +144,7 @@ fn what_no_tree_can_hold_is_refused_and_nothing_is_left() {
                 entry(EntryType::Link, "a", 0o644, 0),
                 "../../etc/hostname",
                 b"",
-            )
+            );
         }),
         tar(&|tar| add(tar, entry(EntryType::Char, "null", 0o644, 0), "", b"")),
         b"this is no tar at all".repeat(100),

@@ -1,10 +1,6 @@
 //! The data plane over real sockets on loopback, with and without TLS: hops, relays, and peers that misbehave.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "tests: helpers are not marked as such"
-)]
+#![expect(clippy::unwrap_used, reason = "tests: helpers are not marked as such")]
 
 mod bench;
 mod failover;
