@@ -78,9 +78,15 @@ pub(crate) async fn link(context: &Arc<Context>, probe: LinkProbe, voice: &Voice
                 voice.say(&Said::Progress(Progress::default()), false).await;
             }
         }
-        Side::Measure { peer, depth } => {
+        Side::Measure { peer, depth, sweep } => {
             let moved = Arc::new(AtomicU64::new(0));
-            let probing = Probing { id, key, peer, depth };
+            let probing = Probing {
+                id,
+                key,
+                peer,
+                depth,
+                sweep,
+            };
             let mut measuring = Box::pin(measure(
                 context.plane.clone(),
                 probing,

@@ -34,6 +34,8 @@ pub(crate) struct Wanted {
     pub(crate) show: bool,
     pub(crate) busy_too: bool,
     pub(crate) from: Option<NodeName>,
+    /// Only between these, and not kept.
+    pub(crate) sweep: Option<Pair>,
 }
 
 /// What is said of it, as it comes.
@@ -96,6 +98,14 @@ impl Conductor {
     }
 
     async fn work(&mut self) -> Result<(), Over> {
+        if let Some(pair) = self.wanted.sweep.clone() {
+            let nodes = self.fit().await?;
+            if nodes.contains(&pair.from) && nodes.contains(&pair.to) {
+                self.total = 1;
+                self.links(vec![pair], (1, 1)).await?;
+            }
+            return Ok(());
+        }
         if !self.wanted.show {
             let nodes = self.fit().await?;
             if !self.wanted.links_only {
@@ -285,8 +295,8 @@ impl Conductor {
                 node: pair.to.clone(),
                 addresses: self.begun.addresses.get(&pair.to).cloned().unwrap_or_default(),
             };
-            let depth = self.wanted.depth;
-            asks.push((pair.from.clone(), probe(Side::Measure { peer, depth })));
+            let (depth, sweep) = (self.wanted.depth, self.wanted.sweep.is_some());
+            asks.push((pair.from.clone(), probe(Side::Measure { peer, depth, sweep })));
             waiting.insert(pair.from.clone(), pair.to.clone());
         }
         let mut answers = self.ask(asks).await?;
@@ -307,6 +317,14 @@ impl Conductor {
             };
             let Some(to) = waiting.remove(&from) else { continue };
             match part.said {
+                Said::Link(reading) if self.wanted.sweep.is_some() => {
+                    let pair = Pair { from, to };
+                    let link = measurement(Subject::Link(pair.clone()), Reading::Link(reading));
+                    let mut shown = v1::Measured::from(&link);
+                    self.describe(&pair, &mut shown);
+                    self.done += 1;
+                    self.say(Event::Measured(shown)).await?;
+                }
                 Said::Link(reading) => {
                     // One history for both directions.
                     let (pair, reading) = if from <= to {

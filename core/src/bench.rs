@@ -85,6 +85,24 @@ impl Depth {
         }
     }
 
+    /// The stream counts and windows of a sweep; a window of 0 leaves it to the kernel.
+    pub fn grid(self) -> (&'static [u16], &'static [ByteCount]) {
+        const KIB: u64 = 1 << 10;
+        const QUICK: [ByteCount; 3] = [ByteCount(256 * KIB), ByteCount(4096 * KIB), ByteCount(0)];
+        const ALL: [ByteCount; 6] = [
+            ByteCount(64 * KIB),
+            ByteCount(256 * KIB),
+            ByteCount(1024 * KIB),
+            ByteCount(4096 * KIB),
+            ByteCount(16384 * KIB),
+            ByteCount(0),
+        ];
+        match self {
+            Self::Quick => (&[1, 4], &QUICK),
+            Self::Usual | Self::Full => (&[1, 2, 4, 8, 16, 32], &ALL),
+        }
+    }
+
     /// The most streams that are tried.
     pub fn most_streams(self) -> u16 {
         match self {
@@ -144,6 +162,8 @@ pub enum Side {
         peer: Peer,
         /// How much.
         depth: Depth,
+        /// Not until more streams bring nothing, but each count of the grid with each of its windows.
+        sweep: bool,
     },
 }
 
@@ -279,6 +299,8 @@ impl Rtt {
 pub struct StreamReading {
     /// How many.
     pub streams: u16,
+    /// What each was told to hold at most; 0: as the kernel finds right.
+    pub window: ByteCount,
     /// Payload that arrived.
     pub rate: Rate,
     /// All that was sent, the run-up included.
@@ -370,6 +392,7 @@ mod tests {
     fn reading(streams: u16, mb: f64) -> StreamReading {
         StreamReading {
             streams,
+            window: ByteCount(0),
             rate: Rate::from_bytes_per_second(mb * 1e6),
             bytes: ByteCount(1_448_000),
             retransmissions: 2,

@@ -178,6 +178,17 @@ impl BlockingConn {
         self.tcp().try_clone().map(Closer)
     }
 
+    /// What the connection may hold under way at most, each way, instead of what the kernel finds right. The kernel's
+    /// own limits (`rmem_max`, `wmem_max`) hold.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn set_window(&self, bytes: usize) -> io::Result<()> {
+        let socket = socket2::SockRef::from(self.tcp());
+        socket.set_send_buffer_size(bytes)?;
+        socket.set_recv_buffer_size(bytes)
+    }
+
     /// How long one read may wait for a byte; `None`: for ever.
     ///
     /// # Errors

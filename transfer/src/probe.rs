@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use stage_core::id::{JobId, JobKey, NodeName};
+use stage_core::units::ByteCount;
 use stage_net::{BlockingConn, Closer};
 
 pub use measure::{Probing, measure};
@@ -44,6 +45,8 @@ const IDLE: Duration = Duration::from_secs(60);
 const STANDSTILL: Duration = Duration::from_secs(10);
 /// No stream runs longer, whoever asks.
 const LONGEST: Duration = Duration::from_secs(60);
+/// No window is larger, whoever asks.
+const MOST_WINDOW: u64 = 1 << 30;
 /// What is written and read at once: a data stream's block.
 const BLOCK: usize = stage_core::chunk::BLOCK;
 
@@ -84,10 +87,20 @@ impl Count {
     }
 }
 
-fn request(what: u8) -> [u8; REQUEST] {
+/// The window counts for what is taken and given.
+fn request(what: u8, window: ByteCount) -> [u8; REQUEST] {
     let mut bytes = [0; REQUEST];
     bytes[0] = what;
+    bytes[8..].copy_from_slice(&window.0.to_le_bytes());
     bytes
+}
+
+/// Sets what a request asks for; 0 leaves it to the kernel.
+fn set_window(conn: &BlockingConn, window: ByteCount) -> io::Result<()> {
+    match usize::try_from(window.0.min(MOST_WINDOW)) {
+        Ok(bytes) if bytes > 0 => conn.set_window(bytes),
+        _ => Ok(()),
+    }
 }
 
 /// A measurement in which this node answers.
@@ -186,11 +199,16 @@ impl Probed {
             match bytes[0] {
                 ECHO => conn.write_all(&bytes)?,
                 COUNT => conn.write_all(&self.count().encode())?,
-                TAKE => {
+                TAKE | GIVE => {
+                    let mut window = [0; 8];
+                    window.copy_from_slice(&bytes[8..]);
+                    set_window(conn, ByteCount(u64::from_le_bytes(window)))?;
+                    if bytes[0] == GIVE {
+                        return give(conn, &AtomicU64::new(0));
+                    }
                     conn.set_read_timeout(Some(STANDSTILL))?;
                     return take(conn, &self.received);
                 }
-                GIVE => return give(conn, &AtomicU64::new(0)),
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             }
             conn.flush()?;

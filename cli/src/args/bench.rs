@@ -13,6 +13,7 @@ Examples:
   stage bench --nodes 'rack1,rack2' --quick
   stage bench --links --from head    # only links; head's path to each site
   stage bench --show                 # what is known, and how old it is
+  stage bench --sweep head z1 --plot sweep.svg
 
 Measures each node (its roots' sequential durable write and read, hashes, cipher)
 and enough pairs of nodes to know every link: round trips, and the rate with 1, 2,
@@ -49,6 +50,12 @@ pub(crate) struct Bench {
     /// The node whose paths to other sites are measured [default: the first]
     #[arg(long, value_name = "NODE", conflicts_with = "show")]
     pub from: Option<NodeName>,
+    /// Only between these two: each of many stream counts with each of many TCP windows, both ways; not kept
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["show", "links", "from", "nodes"])]
+    pub sweep: Vec<NodeName>,
+    /// Draw the sweep as a heat map, SVG
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, requires = "sweep")]
+    pub plot: Option<std::path::PathBuf>,
     /// How it is shown
     #[command(flatten)]
     pub output: Output,

@@ -1,5 +1,6 @@
 //! `stage bench` and `stage doctor`: what is fast, what is slow, and what holds it back.
 
+use stage_core::failure::{Code, Failure};
 use stage_proto::v1;
 use stage_proto::version::hello;
 
@@ -29,13 +30,26 @@ pub(crate) async fn bench(flags: Bench, connection: &Connection) -> Result<u8, E
         show: flags.show,
         busy_too: flags.busy_too,
         from: flags.from.map(|node| node.to_string()).unwrap_or_default(),
+        sweep_from: flags.sweep.first().map(ToString::to_string).unwrap_or_default(),
+        sweep_to: flags.sweep.get(1).map(ToString::to_string).unwrap_or_default(),
     };
+    let is_sweep = !flags.sweep.is_empty();
     let (url, net) = config::client(connection)?;
     interruptible(|| None, async {
         let mut events = Client::connect(&net, &url).await?.bench(request).await?;
-        let mut benching = Benching::new(Form::of(flags.output.json));
+        let mut benching = Benching::new(Form::of(flags.output.json), is_sweep);
         while let Some(event) = events.next().await? {
             benching.heard(event)?;
+        }
+        if let (Some(file), Some(drawing)) = (&flags.plot, benching.heat_map()) {
+            std::fs::write(file, drawing).map_err(|error| {
+                let failure = Failure::new(
+                    Code::Io,
+                    format!("the drawing cannot be written: {error}"),
+                    "name another file with --plot",
+                );
+                Error::from(failure.at(file.display().to_string()))
+            })?;
         }
         let exit = if benching.is_whole() {
             exit::DONE

@@ -16,11 +16,12 @@ use stage_core::units::{ByteCount, Rate, show_time};
 use stage_proto::v1;
 use stage_proto::v1::bench_event::Event;
 
-use super::{Form, human, json};
+use super::{Form, heat, human, json};
 
 /// A bench as it is heard of.
 pub(crate) struct Benching {
     form: Form,
+    is_sweep: bool,
     bar: Option<ProgressBar>,
     measured: Vec<(Measurement, v1::Measured)>,
     remarks: Vec<v1::BenchRemark>,
@@ -30,7 +31,8 @@ pub(crate) struct Benching {
 }
 
 impl Benching {
-    pub(crate) fn new(form: Form) -> Self {
+    /// Of a sweep, matrices are shown.
+    pub(crate) fn new(form: Form, is_sweep: bool) -> Self {
         let bar = (form == Form::Human).then(|| {
             let style = ProgressStyle::with_template("{elapsed_precise} {bar:24} {pos}/{len} {msg}");
             let bar = ProgressBar::new(1);
@@ -40,6 +42,7 @@ impl Benching {
         });
         Self {
             form,
+            is_sweep,
             bar,
             measured: Vec::new(),
             remarks: Vec::new(),
@@ -111,6 +114,24 @@ impl Benching {
         }
     }
 
+    /// Both directions of what was measured, by name.
+    fn ways(&self) -> Vec<(String, &[StreamReading])> {
+        let mut ways = Vec::new();
+        for (measurement, _) in &self.measured {
+            if let (Subject::Link(pair), Reading::Link(link)) = (&measurement.subject, &measurement.reading) {
+                ways.push((format!("{} to {}", pair.from, pair.to), link.forward.as_slice()));
+                ways.push((format!("{} to {}", pair.to, pair.from), link.backward.as_slice()));
+            }
+        }
+        ways
+    }
+
+    /// The sweep as a drawing; none if nothing was measured.
+    pub(crate) fn heat_map(&self) -> Option<String> {
+        let ways = self.ways();
+        (!ways.is_empty()).then(|| heat::map(&ways))
+    }
+
     /// Whether all that could be measured was.
     pub(crate) fn is_whole(&self) -> bool {
         self.failed.is_empty()
@@ -133,7 +154,13 @@ impl Benching {
         }))?;
         if self.form == Form::Human {
             let mut out = io::stdout().lock();
-            tables(&mut out, &self.measured, SystemTime::now())?;
+            if self.is_sweep {
+                for (name, readings) in self.ways() {
+                    heat::matrix(&mut out, &name, readings)?;
+                }
+            } else {
+                tables(&mut out, &self.measured, SystemTime::now())?;
+            }
             for kind in ["verdict", "flag"] {
                 let remarks: Vec<_> = self.remarks.iter().filter(|r| r.kind == kind).collect();
                 if !remarks.is_empty() {
@@ -235,6 +262,7 @@ fn streams(readings: &[StreamReading]) -> Vec<Value> {
             json!({
                 "streams": reading.streams,
                 "bytes_per_second": reading.rate.bytes_per_second(),
+                "window_bytes": (reading.window.0 > 0).then_some(reading.window.0),
                 "retransmissions": reading.retransmissions,
                 "loss": reading.loss(),
             })
@@ -517,6 +545,7 @@ mod tests {
     fn link() -> Measurement {
         let stream = |streams, rate| StreamReading {
             streams,
+            window: ByteCount(0),
             rate: mb(rate),
             bytes: ByteCount(1_448_000),
             retransmissions: 10,

@@ -3,6 +3,7 @@
 
 pub(crate) mod bench;
 mod drawing;
+mod heat;
 mod human;
 pub(crate) mod inventory;
 mod json;

@@ -132,3 +132,35 @@ fn a_doctor_finds_what_is_wrong_and_says_what_mends_it() {
         people.stdout
     );
 }
+
+#[test]
+fn a_sweep_is_a_matrix_and_a_drawing_and_is_not_kept() {
+    let cluster = Cluster::start(3);
+    let drawing = cluster.path("sweep.svg");
+    let sweep = cluster
+        .run(&[
+            "bench",
+            "--sweep",
+            "n2",
+            "n0",
+            "--quick",
+            "--busy-too",
+            "--json",
+            "--plot",
+            "sweep.svg",
+        ])
+        .expect(0);
+    let links = events(&sweep, "link");
+    assert_eq!(links.len(), 1, "{}", sweep.stdout);
+    assert_eq!((&links[0]["node"], &links[0]["to"]), (&"n2".into(), &"n0".into()));
+    let cells = links[0]["forward"].as_array().unwrap();
+    assert_eq!(cells.len(), 6);
+    assert_eq!(cells[0]["window_bytes"], 256 << 10);
+    let svg = std::fs::read_to_string(drawing).unwrap();
+    assert_eq!(svg.matches("<rect x=").count(), 12);
+    assert!(svg.contains("n2 to n0") && svg.contains("n0 to n2"));
+    let known = cluster.run(&["bench", "--show"]).expect(0);
+    assert!(known.stdout.contains("nothing is known"), "{}", known.stdout);
+    cluster.run(&["bench", "--sweep", "n1", "n1"]).expect(2);
+    cluster.run(&["bench", "--sweep", "n1"]).expect(2);
+}

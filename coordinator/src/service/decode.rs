@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use stage_core::ask::{Question, Removal, Said};
 use stage_core::assignment::{KEEP_PREVIOUS, Outcome, Place, Prepared, Progress, SourceReport};
-use stage_core::bench::HostReport;
+use stage_core::bench::{HostReport, Pair};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{AskId, Epoch, JobId, NodeName, PlanVersion};
 use stage_core::job::UnfitRule;
@@ -234,8 +234,20 @@ fn host(host: &mut HostReport) {
 
 /// What a person wants measured.
 pub(super) fn bench(wire: &v1::BenchRequest) -> Result<Wanted, WireError> {
+    let sweep = match (
+        optional("bench.sweep_from", &wire.sweep_from)?,
+        optional("bench.sweep_to", &wire.sweep_to)?,
+    ) {
+        (Some(from), Some(to)) if from == to => return Err(fault("bench.sweep_to", "is the same node")),
+        (Some(from), Some(to)) => Some(Pair { from, to }),
+        _ => None,
+    };
     Ok(Wanted {
-        nodes: all_unless_said(&wire.nodes),
+        nodes: match &sweep {
+            Some(pair) => format!("{},{}", pair.from, pair.to),
+            None => all_unless_said(&wire.nodes),
+        },
+        sweep,
         links_only: wire.links_only,
         depth: optional("bench.depth", &wire.depth)?.unwrap_or_default(),
         show: wire.show,

@@ -64,6 +64,7 @@ fn answer(ask: &v1::Ask, load: f64, disk: f64) -> Vec<v1::Said> {
                 rtt: Rtt::of(vec![Duration::from_micros(150)]),
                 forward: vec![StreamReading {
                     streams: 1,
+                    window: ByteCount(0),
                     rate: mb(1100.0),
                     bytes: ByteCount(1 << 30),
                     retransmissions: 0,

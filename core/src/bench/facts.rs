@@ -105,6 +105,7 @@ mod tests {
             .zip([1, 2, 4, 8])
             .map(|(mb, streams)| StreamReading {
                 streams,
+                window: ByteCount(0),
                 rate: Rate::from_bytes_per_second(mb * 1e6),
                 bytes: ByteCount(1),
                 retransmissions: 0,

@@ -327,6 +327,7 @@ mod tests {
     fn rates(mb_per_second: f64, retransmissions: u64) -> Vec<StreamReading> {
         vec![StreamReading {
             streams: 1,
+            window: ByteCount(0),
             rate: mb(mb_per_second),
             bytes: ByteCount(1_448_000_000),
             retransmissions,

@@ -18,9 +18,10 @@ impl From<&LinkProbe> for v1::ProbeLink {
             key: probe.key.0.to_vec(),
             side: Some(match &probe.side {
                 Side::Answer { from } => Wire::AnswerTo(from.to_string()),
-                Side::Measure { peer, depth } => Wire::Measure(v1::MeasureLink {
+                Side::Measure { peer, depth, sweep } => Wire::Measure(v1::MeasureLink {
                     peer: Some(peer.into()),
                     depth: depth.to_string(),
+                    sweep: *sweep,
                 }),
             }),
         }
@@ -41,6 +42,7 @@ impl TryFrom<&v1::ProbeLink> for LinkProbe {
                 Wire::Measure(measure) => Side::Measure {
                     peer: required("measure.peer", measure.peer.as_ref())?.try_into()?,
                     depth: parse("measure.depth", &measure.depth)?,
+                    sweep: measure.sweep,
                 },
             },
         })
@@ -187,6 +189,7 @@ impl From<&LinkReading> for v1::LinkReading {
                     bytes_per_second: reading.rate.bytes_per_second(),
                     bytes: reading.bytes.0,
                     retransmissions: reading.retransmissions,
+                    window_bytes: reading.window.0,
                 })
                 .collect()
         };
@@ -212,6 +215,7 @@ impl TryFrom<&v1::LinkReading> for LinkReading {
                         rate: rate(reading.bytes_per_second).unwrap_or_default(),
                         bytes: ByteCount(reading.bytes),
                         retransmissions: reading.retransmissions,
+                        window: ByteCount(reading.window_bytes),
                     })
                 })
                 .collect::<Result<Vec<_>, _>>()

@@ -273,6 +273,7 @@ fn questions_and_answers_survive_the_wire() {
                 addresses: vec!["127.0.0.1:7701".parse().unwrap()],
             },
             depth: Depth::Full,
+            sweep: true,
         }),
         removal(Place::Root {
             root: None,
@@ -327,6 +328,7 @@ fn questions_and_answers_survive_the_wire() {
                 rate: Rate::from_bytes_per_second(1e9),
                 bytes: ByteCount(5),
                 retransmissions: 3,
+                window: ByteCount(4096),
             }],
             backward: Vec::new(),
         })),

@@ -15,7 +15,7 @@ use stage_net::{BlockingConn, Closer, Conn, HELLO_DEADLINE, Role};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{COUNT, Count, ECHO, GIVE, REQUEST, STANDSTILL, TAKE, give, request, take};
+use super::{COUNT, Count, ECHO, GIVE, REQUEST, STANDSTILL, TAKE, give, request, set_window, take};
 use crate::error::TransferError;
 use crate::hello::{self, ConnKind, Hello};
 use crate::plane::DataPlane;
@@ -43,6 +43,8 @@ pub struct Probing {
     pub peer: Peer,
     /// How much.
     pub depth: Depth,
+    /// Each count of streams with each window.
+    pub sweep: bool,
 }
 
 /// Measures the way to a peer that answers this measurement. `bytes` counts what was moved.
@@ -104,6 +106,10 @@ impl Work {
             rtt,
             ..LinkReading::default()
         };
+        if self.probing.sweep {
+            self.sweep(&mut reading, address, back).await?;
+            return Ok(reading);
+        }
         let mut going = [true, true];
         let mut rest = Duration::ZERO;
         let mut streams = 1;
@@ -115,7 +121,9 @@ impl Work {
                 sleep(rest).await;
                 let begun = Instant::now();
                 let measured;
-                (measured, back) = self.burst(way, streams, address, rtt.median, back).await?;
+                (measured, back) = self
+                    .burst(way, (streams, ByteCount(0)), address, rtt.median, back)
+                    .await?;
                 let readings = match way {
                     Way::Forward => &mut reading.forward,
                     Way::Backward => &mut reading.backward,
@@ -128,6 +136,36 @@ impl Work {
             streams *= 2;
         }
         Ok(reading)
+    }
+
+    /// Each count of streams with each window, both ways.
+    async fn sweep(
+        &self,
+        reading: &mut LinkReading,
+        address: SocketAddr,
+        mut control: BlockingConn,
+    ) -> Result<(), TransferError> {
+        let depth = self.probing.depth;
+        let (counts, windows) = depth.grid();
+        let mut rest = Duration::ZERO;
+        for window in windows {
+            for streams in counts {
+                for way in [Way::Forward, Way::Backward] {
+                    sleep(rest).await;
+                    let begun = Instant::now();
+                    let measured;
+                    (measured, control) = self
+                        .burst(way, (*streams, *window), address, reading.rtt.median, control)
+                        .await?;
+                    match way {
+                        Way::Forward => reading.forward.push(measured),
+                        Way::Backward => reading.backward.push(measured),
+                    }
+                    rest = begun.elapsed() * depth.rest();
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The first connection, over whichever of the peer's addresses answers.
@@ -186,7 +224,7 @@ impl Work {
     async fn burst(
         &self,
         way: Way,
-        streams: u16,
+        (streams, window): (u16, ByteCount),
         address: SocketAddr,
         rtt: Duration,
         control: BlockingConn,
@@ -201,7 +239,7 @@ impl Work {
         let (stop, bytes) = (self.stop.clone(), self.bytes.clone());
         blocking(move || {
             let mut control = control;
-            let reading = run(way, conns, &mut control, (run_up, time), &stop)?;
+            let reading = run(way, conns, window, &mut control, (run_up, time), &stop)?;
             bytes.fetch_add(reading.bytes.0, Ordering::Relaxed);
             Ok((reading, control))
         })
@@ -221,7 +259,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn echo(control: &mut BlockingConn) -> io::Result<Duration> {
-    let asked = request(ECHO);
+    let asked = request(ECHO, ByteCount(0));
     let begun = Instant::now();
     control.write_all(&asked)?;
     control.flush()?;
@@ -236,7 +274,7 @@ fn echo(control: &mut BlockingConn) -> io::Result<Duration> {
 }
 
 fn count(control: &mut BlockingConn) -> io::Result<Count> {
-    control.write_all(&request(COUNT))?;
+    control.write_all(&request(COUNT, ByteCount(0)))?;
     control.flush()?;
     let mut bytes = [0; Count::LEN];
     control.read_exact(&mut bytes)?;
@@ -261,6 +299,7 @@ impl Drop for Ends {
 fn run(
     way: Way,
     mut conns: Vec<BlockingConn>,
+    window: ByteCount,
     control: &mut BlockingConn,
     (run_up, time): (Duration, Duration),
     stop: &CancellationToken,
@@ -276,7 +315,8 @@ fn run(
         conn.set_read_timeout(Some(STANDSTILL))?;
         conn.set_write_timeout(Some(STANDSTILL))?;
         let what = if way == Way::Forward { TAKE } else { GIVE };
-        conn.write_all(&request(what))?;
+        set_window(conn, window)?;
+        conn.write_all(&request(what, window))?;
         conn.flush()?;
     }
     std::thread::scope(|scope| {
@@ -312,6 +352,7 @@ fn run(
         drop(ends);
         Ok(StreamReading {
             streams,
+            window,
             rate: Rate::of(
                 ByteCount(last.0.saturating_sub(first.0)),
                 last.1.saturating_sub(first.1),

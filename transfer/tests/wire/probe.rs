@@ -25,12 +25,14 @@ async fn measured(
     to: &Node,
     key: JobKey,
     stop: CancellationToken,
+    sweep: bool,
 ) -> (Result<LinkReading, Failure>, u64) {
     let probing = Probing {
         id: id(),
         key,
         peer: to.peer(),
         depth: Depth::Quick,
+        sweep,
     };
     let bytes = Arc::new(AtomicU64::new(0));
     let work = measure(from.plane.clone(), probing, bytes.clone(), stop);
@@ -41,7 +43,7 @@ async fn measured(
 async fn both_ways(bench: &Bench) {
     let (n0, n1) = (bench.node("n0"), bench.node("n1"));
     let answering = n1.plane.answer_probe(id(), KEY, name("n0"));
-    let (reading, bytes) = measured(&n0, &n1, KEY, CancellationToken::new()).await;
+    let (reading, bytes) = measured(&n0, &n1, KEY, CancellationToken::new(), false).await;
     let reading = reading.unwrap();
     assert!(reading.rtt.min > Duration::ZERO && reading.rtt.median >= reading.rtt.min);
     assert!(bytes > 0);
@@ -74,9 +76,9 @@ async fn only_who_was_announced_and_has_the_key_is_answered() {
     for bench in [Bench::tls(CHUNK), Bench::insecure(CHUNK)] {
         let (n0, n1, n2) = (bench.node("n0"), bench.node("n1"), bench.node("n2"));
         let _answering = n1.plane.answer_probe(id(), KEY, name("n0"));
-        let (wrong_key, _) = measured(&n0, &n1, JobKey([6; 32]), CancellationToken::new()).await;
+        let (wrong_key, _) = measured(&n0, &n1, JobKey([6; 32]), CancellationToken::new(), false).await;
         assert_eq!(wrong_key.unwrap_err().code, Code::Denied);
-        let (stranger, _) = measured(&n2, &n1, KEY, CancellationToken::new()).await;
+        let (stranger, _) = measured(&n2, &n1, KEY, CancellationToken::new(), false).await;
         assert_eq!(stranger.unwrap_err().code, Code::Denied);
     }
 }
@@ -88,11 +90,11 @@ async fn a_measurement_ends_when_nobody_waits_or_the_other_side_stops() {
     let answering = n1.plane.answer_probe(id(), KEY, name("n0"));
     let stop = CancellationToken::new();
     stop.cancel();
-    let (ended, _) = measured(&n0, &n1, KEY, stop).await;
+    let (ended, _) = measured(&n0, &n1, KEY, stop, false).await;
     assert_eq!(ended.unwrap_err().code, Code::Cancelled);
 
     // Who answers goes away while it is measured.
-    let ((reading, _), ()) = tokio::join!(measured(&n0, &n1, KEY, CancellationToken::new()), async {
+    let ((reading, _), ()) = tokio::join!(measured(&n0, &n1, KEY, CancellationToken::new(), false), async {
         n1.plane.stop().await;
         drop(answering);
     });
@@ -100,4 +102,23 @@ async fn a_measurement_ends_when_nobody_waits_or_the_other_side_stops() {
         reading.unwrap_err().code,
         Code::Unreachable | Code::Denied
     ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_tries_each_count_with_each_window() {
+    let bench = Bench::insecure(CHUNK);
+    let (n0, n1) = (bench.node("n0"), bench.node("n1"));
+    let _answering = n1.plane.answer_probe(id(), KEY, name("n0"));
+    let (reading, _) = measured(&n0, &n1, KEY, CancellationToken::new(), true).await;
+    let reading = reading.unwrap();
+    let (counts, windows) = Depth::Quick.grid();
+    let grid: Vec<_> = windows
+        .iter()
+        .flat_map(|window| counts.iter().map(|streams| (*streams, *window)))
+        .collect();
+    for rates in [&reading.forward, &reading.backward] {
+        let tried: Vec<_> = rates.iter().map(|rate| (rate.streams, rate.window)).collect();
+        assert_eq!(tried, grid);
+        assert!(rates.iter().all(|rate| rate.rate > Rate::ZERO), "{rates:?}");
+    }
 }
