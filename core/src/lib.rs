@@ -19,7 +19,7 @@
 //! | [`simulate`] | a plan tried out on paper, flow by flow |
 //! | [`assignment`] | what a node is told to be for a job |
 //! | [`ask`] | what a node is asked beside its orders |
-//! | [`bench`] | what is measured of nodes and links, between whom, and what it says |
+//! | [`mod@bench`] | what is measured of nodes and links, between whom, and what it says |
 //! | [`doctor`] | what on a host holds it back or will break |
 //! | [`job`] | the life of a job, as a state machine without waiting |
 //!

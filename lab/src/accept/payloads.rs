@@ -187,7 +187,7 @@ pub(super) fn many(bench: &mut Bench) {
             let tar = lab.dir("n0").join("many.tar");
             sh(&format!("tar cf {} -C {} many", word(&tar), word(&lab.dir("n0"))))?;
             let file = random_file(lab, "n0", "one", ByteCount(FILES << 10))?;
-            let mut seen: Vec<(f64, f64, f64, f64, f64)> = Vec::new();
+            let mut seen: Vec<[f64; 5]> = Vec::new();
             let mut ends = Vec::new();
             for _ in 0..repeats {
                 let one = cluster.push(&[word(&file), "--to", "n[1-8]"], PUSH)?;
@@ -203,14 +203,14 @@ pub(super) fn many(bench: &mut Bench) {
                 clear(cluster, "many")?;
                 let rsync = rsync_star(lab, cluster, &tree)?;
                 clear(cluster, "many")?;
-                seen.push((last(&one), last(&many), untar, mbuffer, rsync));
+                seen.push([last(&one), last(&many), untar, mbuffer, rsync]);
                 ends.push(json!({ "one": one.end(), "many": many.end(), "exits": [exit(&one), exit(&many)], "files": files }));
             }
-            let median = |figure: &dyn Fn(&(f64, f64, f64, f64, f64)) -> f64| {
+            let median = |figure: &dyn Fn(&[f64; 5]) -> f64| {
                 Spread::of(seen.iter().map(figure)).map_or(f64::NAN, |spread| spread.median)
             };
-            let (one, many) = (median(&|run| run.0), median(&|run| run.1));
-            let (untar, mbuffer, rsync) = (median(&|run| run.2), median(&|run| run.3), median(&|run| run.4));
+            let (one, many) = (median(&|run| run[0]), median(&|run| run[1]));
+            let (untar, mbuffer, rsync) = (median(&|run| run[2]), median(&|run| run[3]), median(&|run| run[4]));
             let whole = ends.iter().all(|end| end["files"] == 8 * FILES && end["exits"] == json!([0, 0]));
             let (asked, ratio, bound) = if rate == "none" {
                 ("<= 1.5 x tar x on all nodes at once", many / untar, 1.5)
@@ -227,7 +227,7 @@ pub(super) fn many(bench: &mut Bench) {
                     ),
                     ratio <= bound && whole,
                 )
-                .with(json!({ "runs": seen.iter().map(|run| json!([run.0, run.1, run.2, run.3, run.4])).collect::<Vec<_>>(), "ends": ends })),
+                .with(json!({ "runs": seen.iter().map(|run| json!(run)).collect::<Vec<_>>(), "ends": ends })),
             );
             Ok(())
         });
