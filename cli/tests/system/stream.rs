@@ -251,3 +251,46 @@ fn a_pipe_outlives_its_relay_and_the_coordinator() {
     cluster.assert_published(1..3, &source);
     cluster.wait_clean();
 }
+
+#[test]
+fn a_tar_through_a_pipe_becomes_a_tree() {
+    let cluster = Cluster::start(4);
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("refdb");
+    fs::create_dir_all(tree.join("vol")).unwrap();
+    fs::write(tree.join("vol/one"), vec![7; 3 * CHUNK as usize + 5]).unwrap();
+    fs::write(tree.join("index"), b"index").unwrap();
+    std::os::unix::fs::symlink("vol/one", tree.join("link")).unwrap();
+    let tar = Command::new("tar")
+        .args(["cz", "refdb"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    assert!(tar.status.success());
+    let mut push = Push::start(
+        &cluster,
+        &["--as", "refdb", "--unpack", "--to", "targets", "--shape", "chain"],
+    );
+    push.write(&tar.stdout);
+    let ran = push.end().expect(0);
+    for node in 1..4 {
+        let copy = cluster.root(node).join("refdb");
+        assert_eq!(
+            text(&ran.node(&format!("n{node}"))["path"]),
+            copy.to_str().unwrap()
+        );
+        assert!(fs::read(copy.join("vol/one")).unwrap() == vec![7; 3 * CHUNK as usize + 5]);
+        assert_eq!(fs::read(copy.join("index")).unwrap(), b"index");
+        assert_eq!(fs::read_link(copy.join("link")).unwrap(), Path::new("vol/one"));
+        assert!(fs::read_link(&copy).unwrap().starts_with(".stage"));
+    }
+    // The tar goes with the job.
+    cluster.wait_for("no tar any more", || {
+        (1..4).all(|node| {
+            !cluster
+                .listing(node)
+                .iter()
+                .any(|name| name.starts_with(".stage-"))
+        })
+    });
+}
