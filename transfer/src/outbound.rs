@@ -234,6 +234,11 @@ impl Served {
         lowest.map_or(read < AHEAD || alone, |ready| ready < AHEAD)
     }
 
+    /// Whether no child waits for anything that is here.
+    pub(crate) fn is_idle(&self) -> bool {
+        lock(&self.hops).values().all(|hop| hop.ready() == 0)
+    }
+
     /// Blocks until the source should read on, after `read` chunks; `false` when it should stop instead.
     pub(crate) fn wait_for_demand(&self, read: u32, stop: &AtomicBool) -> bool {
         let mut turn = lock(&self.gate.turn);

@@ -138,6 +138,10 @@ impl Shared {
         }
     }
 
+    fn has_read_all(&self) -> bool {
+        lock(&self.progress).read == self.store.layout().count()
+    }
+
     fn has_failed(&self) -> bool {
         lock(&self.progress).failed
     }
@@ -162,6 +166,14 @@ impl Shared {
             progress = wait.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
     }
+}
+
+fn no_thread(error: &std::io::Error) -> Failure {
+    Failure::new(
+        Code::Internal,
+        format!("no thread for the source: {error}"),
+        "raise the agent's limit of tasks",
+    )
 }
 
 /// One source at work.
@@ -251,13 +263,7 @@ impl Source {
             let built = std::thread::Builder::new()
                 .name(name.to_owned())
                 .spawn(move || run(&shared));
-            built.map_err(|error| {
-                Failure::new(
-                    Code::Internal,
-                    format!("no thread for the source: {error}"),
-                    "raise the agent's limit of tasks",
-                )
-            })
+            built.map_err(|error| no_thread(&error))
         };
         let threads = vec![
             thread("source-read", reader::run)?,
