@@ -239,7 +239,7 @@ impl Copy {
             return Ok(if same { Wrote::Done } else { Wrote::Differs });
         }
         let written = match unit.partial.get() {
-            Some(Partial::File(partial)) => partial.file.write_all_at(bytes, at),
+            Some(Partial::File(partial)) => partial.write(bytes, at),
             Some(Partial::Tree(tree)) => tree.write(index, entry, at, bytes),
             None => Err(Errno::NOENT.into()),
         };

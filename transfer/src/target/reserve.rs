@@ -7,8 +7,9 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,11 +24,12 @@ use super::site::Site;
 use super::space::Promise;
 use crate::root::free_space;
 use crate::store::map::{data_runs, size_of};
+use crate::sync::lock;
 
-/// What the preparing waits for.
-const MOMENT: Duration = Duration::from_millis(100);
-/// The first step of preparing; each is twice the one before.
-const FIRST_STEP: u64 = 64 << 20;
+/// What the preparing waits for: it stands in the way of every push.
+const MOMENT: Duration = Duration::from_millis(10);
+/// The first step of preparing; each is twice the one before, so that a terabyte that is only promised takes 18.
+const FIRST_STEP: u64 = 4 << 20;
 /// A step beside the transfer: it keeps the file's writers waiting for 2 ms.
 const STEP: u64 = 8 << 20;
 
@@ -35,11 +37,6 @@ const STEP: u64 = 8 << 20;
 #[derive(Debug)]
 pub(crate) struct Partial {
     pub(crate) file: File,
-    reserving: Option<Reserving>,
-}
-
-#[derive(Debug)]
-struct Reserving {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -48,6 +45,8 @@ struct Reserving {
 struct Shared {
     stop: AtomicBool,
     failure: OnceLock<Failure>,
+    /// Who changes the file. The file system lets in one at a time anyway, but there who waits spins.
+    turn: Mutex<()>,
 }
 
 impl Partial {
@@ -55,8 +54,15 @@ impl Partial {
     pub(super) fn whole(file: File) -> Self {
         Self {
             file,
-            reserving: None,
+            shared: Arc::default(),
+            thread: None,
         }
+    }
+
+    /// Writes bytes to their place.
+    pub(super) fn write(&self, bytes: &[u8], at: u64) -> std::io::Result<()> {
+        let _turn = lock(&self.shared.turn);
+        self.file.write_all_at(bytes, at)
     }
 
     /// Gives the partial its size, and the blocks of its data where the file system can.
@@ -119,30 +125,25 @@ impl Partial {
             let (shared, site, promise) = (shared.clone(), site.clone(), promise.clone());
             move || shared.run(&file, rest, &site, need, &promise)
         });
-        let reserving = Reserving {
-            shared,
-            thread: Some(thread.map_err(|e| fail(&e))?),
-        };
         Ok(Self {
             file,
-            reserving: Some(reserving),
+            shared,
+            thread: Some(thread.map_err(|e| fail(&e))?),
         })
     }
 
     /// Why the space could not be taken, once that is known.
     pub(super) fn failure(&self) -> Option<&Failure> {
-        self.reserving.as_ref()?.shared.failure.get()
+        self.shared.failure.get()
     }
 
     /// No more space is wanted: all is written, or nothing will be.
     pub(super) fn stop_reserving(&self) {
-        if let Some(reserving) = &self.reserving {
-            reserving.shared.stop.store(true, Ordering::Relaxed);
-        }
+        self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Reserving {
+impl Drop for Partial {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -164,7 +165,11 @@ impl Shared {
     ) {
         while !self.stop.load(Ordering::Relaxed) {
             let started = Instant::now();
-            match take(file, &mut rest, STEP, site, need, promise) {
+            let taken = {
+                let _turn = lock(&self.turn);
+                take(file, &mut rest, STEP, site, need, promise)
+            };
+            match taken {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(failure) => {
@@ -270,11 +275,11 @@ mod tests {
         let look = file.try_clone().unwrap();
         let mut partial = Partial::reserve_within(Duration::ZERO, file, &site, entry, &promise).unwrap();
         assert_eq!(look.metadata().unwrap().len(), size);
-        let reserving = partial
-            .reserving
-            .as_mut()
-            .expect("no moment was given to do it at once");
-        reserving.thread.take().unwrap().join().unwrap();
+        let thread = partial.thread.take();
+        thread
+            .expect("no moment was given to do it at once")
+            .join()
+            .unwrap();
         assert!(look.metadata().unwrap().blocks() * 512 >= size);
         assert_eq!(partial.failure(), None);
 

@@ -15,6 +15,7 @@ use stage_core::chunk::CHUNK;
 use stage_core::manifest::{Entry, Kind};
 
 use crate::store::map::{Map, is_dense, size_of};
+use crate::sync::lock;
 
 /// A tree's directory, being filled.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(crate) struct Tree {
     unfinished: Mutex<BTreeSet<u32>>,
     /// Nothing is known of what is finished: an earlier run began.
     taken_up: bool,
+    /// Who writes into which large file: the file system lets in one at a time anyway, but there who waits spins.
+    turns: [Mutex<()>; 16],
 }
 
 /// Opens a file of a tree for reading.
@@ -53,6 +56,7 @@ impl Tree {
             dir,
             unfinished: Mutex::default(),
             taken_up,
+            turns: Default::default(),
         })
     }
 
@@ -62,6 +66,7 @@ impl Tree {
             dir,
             unfinished: Mutex::default(),
             taken_up: false,
+            turns: Default::default(),
         }
     }
 
@@ -70,9 +75,12 @@ impl Tree {
         let size = size_of(entry).0;
         let file = self.open(entry)?;
         if size >= CHUNK {
+            let _turn = lock(&self.turns[index as usize % self.turns.len()]);
             size_up(&file, entry)?;
+            file.write_all_at(bytes, at)?;
+        } else {
+            file.write_all_at(bytes, at)?;
         }
-        file.write_all_at(bytes, at)?;
         // A file that comes in one piece is done in one go: most of a tree's files are small.
         let whole = bytes.len() as u64 == size && size < CHUNK;
         if whole && entry.xattrs.is_empty() && entry.mode & 0o600 == 0o600 {
