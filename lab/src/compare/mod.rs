@@ -46,6 +46,9 @@ pub(crate) struct Compare {
     /// Where the figures go; the table beside them with the suffix md [default: lab/results/DATE-compare.json].
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// A word more for stage's push, as `--word=--streams --word=2`.
+    #[arg(long = "word", value_name = "WORD")]
+    words: Vec<String>,
     /// Say what can be asked for, and measure nothing.
     #[arg(long)]
     list: bool,
@@ -303,7 +306,7 @@ fn sheet(
             match turn(
                 &lab,
                 *contestant,
-                stage,
+                (stage, &compare.words),
                 &text,
                 setting,
                 (&file, compare.size, &digest),
@@ -331,7 +334,7 @@ fn sheet(
 fn turn(
     lab: &Lab,
     contestant: Contestant,
-    stage: &std::path::Path,
+    (stage, words): (&std::path::Path, &[String]),
     topology: &str,
     setting: &Setting,
     (file, size, digest): (&std::path::Path, ByteCount, &str),
@@ -342,7 +345,7 @@ fn turn(
         field.warm_up()?;
     }
     match contestant {
-        Contestant::Stage(security) => stage::turn(&field, stage, topology, security),
+        Contestant::Stage(security) => stage::turn(&field, stage, words, topology, security),
         Contestant::Peer(peer) => {
             let seen = (peer.drive)(&field)?;
             let mut turn = Turn {

@@ -13,6 +13,7 @@ use crate::bench::{PUSH, copies, good, remove, rounded, word};
 pub(super) fn turn(
     field: &Field<'_>,
     stage: &Path,
+    words: &[String],
     topology: &str,
     security: Security,
 ) -> Result<Turn, LabError> {
@@ -24,7 +25,9 @@ pub(super) fn turn(
     let mut pushed = None;
     let seen = field.count(|| {
         let to = field.targets.join(",");
-        pushed = Some(cluster.push(&[word(field.file), "--to", &to], PUSH)?);
+        let mut push = vec![word(field.file), "--to", &to];
+        push.extend(words.iter().map(String::as_str));
+        pushed = Some(cluster.push(&push, PUSH)?);
         Ok(())
     })?;
     let pushed = pushed.expect("it was counted");
