@@ -198,6 +198,10 @@ pub(crate) struct Push {
     /// node. 0s: it goes as soon as nobody reads it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_time)]
     pub keep_previous: Duration,
+    /// What a push does with its nodes' memory: the copy's pages stay there for who reads it next, or go as soon as they are
+    /// on the disk, so that what else is in memory stays
+    #[arg(long, value_name = "HOW", default_value = "keep")]
+    pub cache: Cache,
     /// What to do about targets that cannot take it now: start without them and fill them later, leave them out, or
     /// refuse the whole push
     #[arg(long, value_name = "RULE", default_value = "wait")]
@@ -289,6 +293,15 @@ pub(crate) enum IfExists {
     Replace,
     /// Leave it; the target counts as done
     Skip,
+}
+
+/// `--cache`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cache {
+    /// The copy stays in memory as far as there is room
+    Keep,
+    /// It goes once it is on the disk
+    Drop,
 }
 
 /// `--unfit`.

@@ -118,6 +118,18 @@ pub struct SourceSpec {
     pub limit: Option<Rate>,
     /// FINAL is declared only if the files are these; no MD5 is computed where none is expected.
     pub expect: Vec<Expectation>,
+    /// What becomes of the pages that are read.
+    pub cache: Cache,
+}
+
+/// What a push does with the page cache of its nodes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cache {
+    /// As the kernel does it: who reads the copy next finds it in memory as far as there is room, and other files may go for that.
+    #[default]
+    Keep,
+    /// Pages of the payload go once they are on the disk; what else is in memory stays.
+    Drop,
 }
 
 /// How long a replaced generation stays if nobody says otherwise.
@@ -134,6 +146,8 @@ pub struct TargetSpec {
     pub unpack: bool,
     /// How long a generation of a tree stays after it was replaced, in whole seconds; it stays longer while it is read.
     pub keep_previous: Duration,
+    /// What becomes of the pages that are written.
+    pub cache: Cache,
 }
 
 /// The directory of a target.

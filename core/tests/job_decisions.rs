@@ -59,6 +59,7 @@ impl Push {
                 if_exists: IfExists::Fail,
                 unpack: false,
                 keep_previous: KEEP_PREVIOUS,
+                cache: Default::default(),
             },
             targets: (1..=targets).map(node).collect(),
             shape: "chain".parse().unwrap(),

@@ -165,6 +165,7 @@ impl World {
                 if_exists: IfExists::Fail,
                 unpack: false,
                 keep_previous: KEEP_PREVIOUS,
+                cache: Default::default(),
             },
             targets: (own..count).map(node).collect(),
             shape: ["auto", "star", "chain", "tree"][dice.below(4) as usize]

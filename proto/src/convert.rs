@@ -20,7 +20,7 @@ mod tests;
 
 use std::time::Duration;
 
-use stage_core::assignment::{IfExists, Place};
+use stage_core::assignment::{Cache, IfExists, Place};
 use stage_core::digest::{ChunkHash, FileDigest};
 use stage_core::failure::{Code, Failure, Shortage};
 use stage_core::plan::WindowLimits;
@@ -188,6 +188,27 @@ pub fn if_exists(wire: i32) -> Result<IfExists, WireError> {
         Ok(v1::IfExists::Replace) => Ok(IfExists::Replace),
         Ok(v1::IfExists::Skip) => Ok(IfExists::Skip),
         Ok(v1::IfExists::Unspecified) | Err(_) => Err(fault("if_exists", "is not a rule")),
+    }
+}
+
+impl From<Cache> for v1::Cache {
+    fn from(cache: Cache) -> Self {
+        match cache {
+            Cache::Keep => Self::Keep,
+            Cache::Drop => Self::Drop,
+        }
+    }
+}
+
+/// What becomes of the page cache, by a wire number.
+///
+/// # Errors
+/// A number without meaning.
+pub fn cache(wire: i32) -> Result<Cache, WireError> {
+    match v1::Cache::try_from(wire) {
+        Ok(v1::Cache::Unspecified | v1::Cache::Keep) => Ok(Cache::Keep),
+        Ok(v1::Cache::Drop) => Ok(Cache::Drop),
+        Err(_) => Err(fault("cache", "is not a way to treat the page cache")),
     }
 }
 

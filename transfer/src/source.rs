@@ -223,6 +223,7 @@ impl Source {
         let expect = expect::resolve(&look.manifest, &config.spec)?;
         let (manifest, payload, files) = look.into_parts();
         let files = Arc::new(files);
+        files.treat(config.spec.cache);
         let store = Store::source(
             files.clone(),
             manifest,

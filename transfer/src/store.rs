@@ -502,7 +502,7 @@ impl Store {
             Part::Head(place) => return self.head.write(place + at as u64, bytes),
             Part::Data(place) => place + at as u64,
         };
-        if let Some(failure) = copy.no_space() {
+        if let Some(failure) = copy.failure() {
             return Err(failure.clone());
         }
         let started = Instant::now();

@@ -10,6 +10,7 @@
 //!             └── our own (crash after the rename) ──► published
 //! ```
 
+mod behind;
 pub(crate) mod copy;
 mod intent;
 pub(crate) mod lay;
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use stage_core::assignment::{Final, IfExists, TargetSpec};
+use stage_core::assignment::{Cache, Final, IfExists, TargetSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
@@ -155,6 +156,7 @@ pub fn prepare(
         job,
         rule: spec.if_exists,
         keep: spec.keep_previous,
+        cache: spec.cache,
         sites,
         unpack,
         payload,
@@ -190,6 +192,7 @@ struct Preparing<'a> {
     job: JobId,
     rule: IfExists,
     keep: Duration,
+    cache: Cache,
     sites: Vec<Arc<Site>>,
     unpack: Option<Arc<Site>>,
     payload: &'a Payload,
@@ -245,7 +248,13 @@ impl Preparing<'_> {
             Some(map) => Some(map),
             None => self.head_of_before(&table, &head)?,
         };
-        let copy = Copy::new(self.sites.clone(), self.rule, self.keep, has_old, promise);
+        let copy = Copy::new(
+            self.sites.clone(),
+            self.rule,
+            (self.keep, self.cache),
+            has_old,
+            promise,
+        );
         let mut ended = None;
         let laying = lay::Laying {
             state: self.state.to_owned(),

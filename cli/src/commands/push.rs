@@ -14,7 +14,7 @@ use stage_proto::version::hello;
 
 use super::follow::{Until, conclude, follow, interruptible};
 use super::{source, sums};
-use crate::args::{Connection, IfExists, Push, Travel, Unfit};
+use crate::args::{Cache, Connection, IfExists, Push, Travel, Unfit};
 use crate::client::Client;
 use crate::error::Error;
 use crate::event::Event;
@@ -121,6 +121,11 @@ fn request(push: &Push, named: &[Named<'_>]) -> Result<v1::SubmitRequest, Error>
         }
         .into(),
         unpack: push.unpack,
+        cache: match push.cache {
+            Cache::Keep => v1::Cache::Keep,
+            Cache::Drop => v1::Cache::Drop,
+        }
+        .into(),
         wait_for_seconds: push.wait_for.as_secs(),
         keep_previous_seconds: Some(
             push.keep_previous

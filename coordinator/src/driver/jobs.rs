@@ -281,6 +281,7 @@ impl Driver {
                 walk: drafted.walk.clone(),
                 limit: None,
                 expect: Vec::new(),
+                cache: drafted.target.cache,
             }),
         };
         let source = drafted.source.clone();

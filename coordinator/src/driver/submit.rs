@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use stage_core::assignment::{IfExists, Place, TargetSpec};
+use stage_core::assignment::{Cache, IfExists, Place, TargetSpec};
 use stage_core::digest::ChunkHash;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{JobId, JobKey, NodeName};
@@ -38,6 +38,7 @@ pub(crate) struct Submit {
     pub(crate) unpack: bool,
     /// How long a generation stays that it replaces.
     pub(crate) keep_previous: Duration,
+    pub(crate) cache: Cache,
     pub(crate) unfit: UnfitRule,
     /// `None`: the usual time.
     pub(crate) wait_for: Option<Duration>,
@@ -146,6 +147,7 @@ pub(super) fn draft(
             if_exists: submit.if_exists,
             unpack: submit.unpack,
             keep_previous: submit.keep_previous,
+            cache: submit.cache,
         },
         paths,
         walk: submit.walk,
@@ -330,6 +332,7 @@ some = "n[1-2]"
             if_exists: IfExists::Fail,
             unpack: false,
             keep_previous: stage_core::assignment::KEEP_PREVIOUS,
+            cache: Default::default(),
             unfit: UnfitRule::Wait,
             wait_for: None,
             expect: Vec::new(),

@@ -9,7 +9,7 @@ use stage_core::failure::{Code, Failure};
 use stage_core::id::{AskId, Epoch, JobId, NodeName, PlanVersion};
 use stage_core::job::UnfitRule;
 use stage_core::units::Rate;
-use stage_proto::convert::{if_exists, parse, wanted};
+use stage_proto::convert::{cache, if_exists, parse, wanted};
 use stage_proto::{WireError, v1};
 
 use crate::bench::Wanted;
@@ -103,6 +103,7 @@ pub(super) fn submit(wire: &v1::SubmitRequest) -> Result<Submit, WireError> {
         keep_previous: wire
             .keep_previous_seconds
             .map_or(KEEP_PREVIOUS, Duration::from_secs),
+        cache: cache(wire.cache)?,
         unfit: match v1::UnfitRule::try_from(wire.unfit) {
             Ok(v1::UnfitRule::Unspecified | v1::UnfitRule::Wait) => UnfitRule::Wait,
             Ok(v1::UnfitRule::Skip) => UnfitRule::Skip,

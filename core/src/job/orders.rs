@@ -82,6 +82,7 @@ impl Job {
             walk: self.spec.walk.clone(),
             limit: self.spec.source_limit,
             expect: self.spec.expect.clone(),
+            cache: self.spec.target.cache,
         }
     }
 

@@ -9,8 +9,8 @@ use stage_core::payload::SourcePath;
 use stage_core::units::{ByteCount, Rate};
 
 use super::{
-    WireError, array, chunk_hash, fault, file_digest, if_exists, limit, limit_out, parse, place, place_out,
-    required, streams16,
+    WireError, array, cache, chunk_hash, fault, file_digest, if_exists, limit, limit_out, parse, place,
+    place_out, required, streams16,
 };
 use crate::v1;
 
@@ -21,6 +21,7 @@ impl From<&SourceSpec> for v1::SourceSpec {
             walk: Some((&spec.walk).into()),
             limit_bytes_per_second: limit_out(spec.limit),
             expect: spec.expect.iter().map(Into::into).collect(),
+            cache: v1::Cache::from(spec.cache).into(),
         }
     }
 }
@@ -42,6 +43,7 @@ impl TryFrom<&v1::SourceSpec> for SourceSpec {
                 .iter()
                 .map(TryInto::try_into)
                 .collect::<Result<_, _>>()?,
+            cache: cache(wire.cache)?,
         })
     }
 }
@@ -56,6 +58,7 @@ impl From<&TargetSpec> for v1::TargetSpec {
             if_exists: v1::IfExists::from(spec.if_exists).into(),
             unpack: spec.unpack,
             keep_previous_seconds: spec.keep_previous.as_secs(),
+            cache: v1::Cache::from(spec.cache).into(),
         }
     }
 }
@@ -69,6 +72,7 @@ impl TryFrom<&v1::TargetSpec> for TargetSpec {
             if_exists: if_exists(wire.if_exists)?,
             unpack: wire.unpack,
             keep_previous: Duration::from_secs(wire.keep_previous_seconds),
+            cache: cache(wire.cache)?,
         })
     }
 }

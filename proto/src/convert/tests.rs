@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use stage_core::ask::{self, Copy, Question, Removal, Removed, Said, Wanted};
 use stage_core::assignment::{
-    Assignment, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
+    Assignment, Cache, Final, IfExists, Order, Outcome, Peer, Place, Prepared, Progress, Run, SourceReport,
     SourceSpec, StreamChoice, TargetSpec,
 };
 use stage_core::bench::{
@@ -46,6 +46,7 @@ fn run() -> Run {
                     digest: Expected::Sha256(FileDigest([8; 32])),
                 },
             ],
+            cache: Cache::Drop,
         }),
         target: Some(TargetSpec {
             place: Place::Root {
@@ -55,6 +56,7 @@ fn run() -> Run {
             if_exists: IfExists::Replace,
             unpack: true,
             keep_previous: Duration::from_secs(77),
+            cache: Cache::Drop,
         }),
         parents: vec![Peer {
             node: "n0".parse().unwrap(),
@@ -134,10 +136,7 @@ fn what_a_peer_may_not_choose_is_refused() {
         assignment(|run| run.source.as_mut().unwrap().paths[0].path = b"x".to_vec()),
         "source.paths"
     );
-    assert_eq!(
-        assignment(|run| run.target.as_mut().unwrap().if_exists = 0),
-        "if_exists"
-    );
+    assert_eq!(assignment(|run| run.target.as_mut().unwrap().cache = 9), "cache");
 }
 
 #[test]

@@ -220,6 +220,7 @@ mod tests {
             walk: Walk::default(),
             limit: None,
             expect: lines.collect(),
+            cache: Default::default(),
         }
     }
 

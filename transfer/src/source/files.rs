@@ -7,11 +7,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, openat, readlinkat};
+use rustix::fs::{Advice, CWD, FileType, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
+use stage_core::assignment::Cache;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::manifest::{Entry, Kind};
 
@@ -36,6 +38,8 @@ pub struct Files {
     renewed: Mutex<HashMap<u32, Fingerprint>>,
     /// The last ones used, the latest first.
     open: Mutex<VecDeque<(u32, Arc<File>)>>,
+    /// Reading them is to push nothing out of memory.
+    read_once: AtomicBool,
 }
 
 /// How an entry differs from what was seen of it.
@@ -54,6 +58,22 @@ impl Files {
             begun: Instant::now(),
             renewed: Mutex::default(),
             open: Mutex::default(),
+            read_once: AtomicBool::new(false),
+        }
+    }
+
+    /// What becomes of the pages that are read. Other people's pages of the same files stay where they are.
+    pub(super) fn treat(&self, cache: Cache) {
+        self.read_once.store(cache == Cache::Drop, Ordering::Relaxed);
+        for unit in self.seen.units() {
+            self.is_read_once(&unit.file);
+        }
+    }
+
+    fn is_read_once(&self, file: &File) {
+        if self.read_once.load(Ordering::Relaxed) {
+            // A hint, which kernels before 6.3 do not take.
+            let _ = rustix::fs::fadvise(file, 0, None, Advice::NoReuse);
         }
     }
 
@@ -96,6 +116,7 @@ impl Files {
             }
         }
         let file = Arc::new(self.open(map, entry, unit)?);
+        self.is_read_once(&file);
         let mut open = lock(&self.open);
         open.truncate(OPEN - 1);
         open.push_front((entry, file.clone()));

@@ -205,7 +205,10 @@ impl Turn {
 /// What this thread has had of a processor.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    Duration::new(
+        time.tv_sec.cast_unsigned(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
 }
 
 struct Lane<'a> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
-use stage_core::assignment::IfExists;
+use stage_core::assignment::{Cache, IfExists};
 use stage_core::chunk::BLOCK;
 use stage_core::failure::Failure;
 use stage_core::manifest::Entry;
@@ -23,6 +23,7 @@ use stage_core::payload::UnitKind;
 use super::old::{Kin, Old};
 use stage_core::units::ByteCount;
 
+use super::behind::Behind;
 use super::reserve;
 use super::site::Site;
 use super::space::Promise;
@@ -42,6 +43,7 @@ pub(crate) struct Copy {
     pub(super) seen_old: bool,
     pub(super) promise: Mutex<Promise>,
     making: Mutex<()>,
+    behind: Behind,
 }
 
 /// What is known once the manifest is.
@@ -101,7 +103,7 @@ impl Copy {
     pub(super) fn new(
         sites: Vec<Arc<Site>>,
         rule: IfExists,
-        keep: Duration,
+        (keep, cache): (Duration, Cache),
         seen_old: bool,
         promise: Promise,
     ) -> Self {
@@ -113,6 +115,7 @@ impl Copy {
             seen_old,
             promise: Mutex::new(promise),
             making: Mutex::new(()),
+            behind: Behind::new(cache),
         }
     }
 
@@ -149,15 +152,20 @@ impl Copy {
         }
     }
 
-    /// Why the partial's space could not be taken, once that is known.
-    pub(crate) fn no_space(&self) -> Option<&Failure> {
+    /// Why nothing more need be written, if that is known: the partial's space could not be taken, or what was written did not
+    /// reach the disk.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
         let units = self.laid.get()?.units.iter();
-        units
-            .filter_map(|unit| match unit.partial.get()? {
-                Partial::File(partial) => partial.failure(),
-                Partial::Tree(_) => None,
-            })
-            .next()
+        let mut no_space = units.filter_map(|unit| match unit.partial.get()? {
+            Partial::File(partial) => partial.failure(),
+            Partial::Tree(_) => None,
+        });
+        no_space.next().or_else(|| self.behind.failure())
+    }
+
+    /// What was written and did not reach the disk: the kernel has said so once, and would not say it to the last fsync.
+    pub(super) fn lost(&self) -> Option<&Failure> {
+        self.behind.failure()
     }
 
     /// The file system is full, although the space had been there: so much of so large a payload is still wanted.
@@ -244,6 +252,14 @@ impl Copy {
             None => Err(Errno::NOENT.into()),
         };
         written.map_err(|e| self.fault(&e, "writing", unit, entry))?;
+        self.behind.wrote(bytes.len(), || {
+            let file = match unit.partial.get() {
+                Some(Partial::File(partial)) => partial.file.try_clone()?,
+                Some(Partial::Tree(tree)) => tree.open(entry)?,
+                None => return Err(Errno::NOENT.into()),
+            };
+            Ok((file, unit.shown(entry)))
+        });
         if unit.site.kind == UnitKind::Tree {
             self.promise
                 .lock()

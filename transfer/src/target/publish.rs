@@ -403,13 +403,16 @@ impl Target {
             // One call for all of it, whatever the number of files.
             Some(Partial::Tree(tree)) => rustix::fs::syncfs(&tree.dir),
         };
-        synced.map_err(|e| {
-            // The kernel has dropped what it could not write, and a second fsync would succeed without it.
-            self.store.lose_all();
-            copy.remove_partials();
-            let _ = self.store.table().reset();
-            PublishError::Failed(unit.site.fault(e, "making the copy durable"))
-        })
+        let failed = match (synced, copy.lost()) {
+            (Ok(()), None) => return Ok(()),
+            (_, Some(failure)) => failure.clone(),
+            (Err(e), None) => unit.site.fault(e, "making the copy durable"),
+        };
+        // The kernel has dropped what it could not write, and a second fsync would succeed without it.
+        self.store.lose_all();
+        copy.remove_partials();
+        let _ = self.store.table().reset();
+        Err(PublishError::Failed(failed))
     }
 
     /// Makes the new names durable and journals that.

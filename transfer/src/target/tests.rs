@@ -29,6 +29,7 @@ fn kept_after(change: impl FnOnce(&mut Record)) -> Vec<u32> {
         if_exists: IfExists::Fail,
         unpack: false,
         keep_previous: KEEP_PREVIOUS,
+        cache: Default::default(),
     };
     let manifest = Manifest::single_file(b"x", ByteCount(2 * CHUNK), 0o644, (1, 0));
     let payload = Payload::of(&manifest).unwrap();

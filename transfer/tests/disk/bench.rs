@@ -76,6 +76,7 @@ impl Bench {
                 if_exists: IfExists::Fail,
                 unpack: false,
                 keep_previous: KEEP_PREVIOUS,
+                cache: Default::default(),
             },
         }
     }

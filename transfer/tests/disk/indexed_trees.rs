@@ -125,6 +125,7 @@ impl Node {
             if_exists: IfExists::Replace,
             unpack: false,
             keep_previous: KEEP_PREVIOUS,
+            cache: Default::default(),
         };
         let budget = Budget::new(ByteCount(4 * CHUNK));
         let prepared = prepare(

@@ -270,6 +270,7 @@ fn a_source_keeps_digests_but_no_bytes_and_no_trace() {
             walk: Walk::default(),
             limit: None,
             expect: Vec::new(),
+            cache: Default::default(),
         };
         let (_, _, files) = look(&spec, &Pulse::default()).unwrap().into_parts();
         Store::source(

@@ -264,6 +264,7 @@ impl Bench {
             if_exists,
             unpack: false,
             keep_previous: KEEP_PREVIOUS,
+            cache: Default::default(),
         };
         prepare(
             &node.roots,
@@ -442,5 +443,6 @@ fn spec(file: &Path) -> SourceSpec {
         walk: Default::default(),
         limit: None,
         expect: Vec::new(),
+        cache: Default::default(),
     }
 }

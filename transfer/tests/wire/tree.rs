@@ -32,6 +32,7 @@ fn spec(paths: &[&Path]) -> SourceSpec {
         walk: Walk::default(),
         limit: None,
         expect: Vec::new(),
+        cache: Default::default(),
     }
 }
 

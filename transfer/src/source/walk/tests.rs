@@ -21,6 +21,7 @@ pub(in crate::source) fn spec_of(paths: &[&Path]) -> SourceSpec {
         walk: Walk::default(),
         limit: None,
         expect: Vec::new(),
+        cache: Default::default(),
     }
 }
 

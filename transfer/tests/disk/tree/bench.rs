@@ -402,6 +402,7 @@ impl Bench {
             if_exists: self.rule,
             unpack: false,
             keep_previous: self.keep,
+            cache: Default::default(),
         };
         prepare(
             &self.roots,
