@@ -52,6 +52,8 @@ pub struct Setup<'a> {
     pub security: Security,
     /// Nodes whose root is a file system of its own of this size; it is there for the node's agent only.
     pub small_roots: &'a [(&'a str, ByteCount)],
+    /// Nodes whose root is this directory, on a real disk; at its place it is there for the node's agent only.
+    pub real_roots: &'a [(&'a str, &'a Path)],
     /// Nodes whose root is a slow disk.
     pub slow_roots: &'a [(&'a str, Speed)],
     /// Where the daemons' logs go; `None`: below the lab's directory, gone with it.
@@ -68,6 +70,7 @@ impl<'a> Setup<'a> {
             topology,
             security,
             small_roots: &[],
+            real_roots: &[],
             slow_roots: &[],
             logs: None,
             group: None,
@@ -96,6 +99,7 @@ pub struct Cluster<'l> {
     logs: PathBuf,
     files: BTreeMap<String, Files>,
     small_roots: BTreeMap<String, ByteCount>,
+    real_roots: BTreeMap<String, PathBuf>,
     daemons: BTreeMap<String, Child>,
     sampler: Arc<Sampler>,
     /// Below the roots of running agents: dropped when those have ended.
@@ -131,6 +135,11 @@ impl<'l> Cluster<'l> {
                 .small_roots
                 .iter()
                 .map(|(node, size)| ((*node).to_owned(), *size))
+                .collect(),
+            real_roots: setup
+                .real_roots
+                .iter()
+                .map(|(node, dir)| ((*node).to_owned(), (*dir).to_owned()))
                 .collect(),
             daemons: BTreeMap::new(),
             sampler: Arc::new(Sampler::start()),
@@ -199,10 +208,10 @@ impl<'l> Cluster<'l> {
         self.lab.dir(node).join("root")
     }
 
-    /// A node's file as this process can open it: a small root is seen by its agent alone.
+    /// A node's file as this process can open it: a small or a real root is seen by its agent alone.
     pub fn seen(&self, node: &str, path: &Path) -> PathBuf {
         match self.daemons.get(&agent_name(node)) {
-            Some(daemon) if self.small_roots.contains_key(node) => {
+            Some(daemon) if self.small_roots.contains_key(node) || self.real_roots.contains_key(node) => {
                 let inside = path.strip_prefix("/").unwrap_or(path);
                 PathBuf::from(format!("/proc/{}/root", daemon.id())).join(inside)
             }
@@ -236,14 +245,25 @@ impl<'l> Cluster<'l> {
     pub fn start_agent(&mut self, node: &str) -> Result<(), LabError> {
         let root = self.root(node);
         make_dir(&root)?;
-        let mut command = match self.small_roots.get(node) {
+        // `ip netns exec` has made a mount namespace: what is mounted in it ends with the agent.
+        let mount = match (self.small_roots.get(node), self.real_roots.get(node)) {
+            (Some(size), _) => Some((
+                r#"mount -t tmpfs -o size="$1" stage-lab "$2" && shift 2 && exec "$@""#,
+                size.0.to_string().into(),
+            )),
+            (None, Some(dir)) => Some((
+                r#"mount --bind "$1" "$2" && shift 2 && exec "$@""#,
+                dir.clone().into_os_string(),
+            )),
+            (None, None) => None,
+        };
+        let mut command = match mount {
             None => self.command(node, &self.stage)?,
-            Some(size) => {
-                // `ip netns exec` has made a mount namespace: what is mounted in it ends with the agent.
-                let script = r#"mount -t tmpfs -o size="$1" stage-lab "$2" && shift 2 && exec "$@""#;
+            Some((script, what)) => {
                 let mut command = self.command(node, "sh")?;
                 command
-                    .args(["-c", script, "sh", &size.0.to_string()])
+                    .args(["-c", script, "sh"])
+                    .arg(what)
                     .arg(&root)
                     .arg(&self.stage);
                 command
@@ -425,6 +445,11 @@ impl<'l> Cluster<'l> {
             text.push_str(&lines[lines.len().saturating_sub(5)..].join("\n"));
         }
         text
+    }
+
+    /// The process of a node's agent, while it runs.
+    pub fn agent_pid(&self, node: &str) -> Option<u32> {
+        self.daemons.get(&agent_name(node)).map(Child::id)
     }
 
     /// What a node's agent has taken so far.

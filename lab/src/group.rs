@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -113,8 +113,9 @@ impl Group {
 
 /// Ends and removes groups of processes that are no more. Which those are, `is_left_behind` says by their names.
 pub(crate) fn sweep(is_left_behind: impl Fn(&str) -> bool) {
-    let entries = place().and_then(|(top, _)| fs::read_dir(top).ok());
-    for entry in entries.into_iter().flatten().flatten() {
+    let tops = [place(), place_of("cpu")].into_iter().flatten();
+    let entries = tops.filter_map(|(top, _)| fs::read_dir(top).ok());
+    for entry in entries.flatten().flatten() {
         if entry.file_name().to_str().is_some_and(&is_left_behind) {
             end_all(&entry.path());
             drop(remove(&entry.path()));
@@ -188,11 +189,16 @@ fn remove(dir: &Path) -> io::Result<()> {
 }
 
 fn place() -> Option<(PathBuf, bool)> {
-    find(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
+    place_of("cpuacct")
 }
 
-/// Where groups are made: the hierarchy of cpuacct if there is one, else version 2.
-fn find(mounts: &str) -> Option<(PathBuf, bool)> {
+fn place_of(controller: &str) -> Option<(PathBuf, bool)> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    find(&mounts, controller)
+}
+
+/// Where groups are made: the hierarchy of the controller if there is one, else version 2.
+fn find(mounts: &str, controller: &str) -> Option<(PathBuf, bool)> {
     let of = |kind: &str, option: &str| {
         let mut lines = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         lines.find_map(|words| match words[..] {
@@ -203,7 +209,7 @@ fn find(mounts: &str) -> Option<(PathBuf, bool)> {
             _ => None,
         })
     };
-    of("cgroup", "cpuacct")
+    of("cgroup", controller)
         .map(|at| (at, false))
         .or_else(|| Some((of("cgroup2", "")?, true)))
 }
@@ -228,6 +234,97 @@ fn parse_cpu(text: &str, is_second: bool) -> Option<Duration> {
     figure.parse().ok().map(Duration::from_micros)
 }
 
+/// Little processor time for some processes, and a busy loop that wants it too. Dropping it ends the loop, and lets the
+/// processes go.
+#[derive(Debug)]
+pub struct Quota {
+    dir: PathBuf,
+    top: PathBuf,
+    busy: Vec<Child>,
+}
+
+impl Quota {
+    /// Gives all that will be in it this share of one processor.
+    ///
+    /// # Errors
+    /// No control group for processor time can be made.
+    pub fn new(share: f64) -> Result<Self, LabError> {
+        const PERIOD_US: f64 = 100_000.0;
+        let (top, is_second) = place_of("cpu").ok_or_else(|| LabError::Answer {
+            tool: "/proc/self/mounts",
+            wanted: "a control group for processor time".to_owned(),
+        })?;
+        if is_second {
+            // Where it is on already, and where it cannot be, the next step says.
+            drop(fs::write(top.join("cgroup.subtree_control"), "+cpu"));
+        }
+        let dir = top.join(names::prefix().trim_end_matches('-'));
+        fs::create_dir(&dir).map_err(|source| fault(&dir, source))?;
+        let quota = Self {
+            dir,
+            top,
+            busy: Vec::new(),
+        };
+        let most = (PERIOD_US * share).round();
+        if is_second {
+            quota.write("cpu.max", &format!("{most} {PERIOD_US}"))?;
+        } else {
+            quota.write("cpu.cfs_period_us", &PERIOD_US.to_string())?;
+            quota.write("cpu.cfs_quota_us", &most.to_string())?;
+        }
+        Ok(quota)
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), LabError> {
+        let path = self.dir.join(file);
+        fs::write(&path, text).map_err(|source| fault(&path, source))
+    }
+
+    /// Puts a process in, with all its threads.
+    ///
+    /// # Errors
+    /// There is no such process.
+    pub fn take(&self, pid: u32) -> Result<(), LabError> {
+        self.write("cgroup.procs", &pid.to_string())
+    }
+
+    /// Starts a busy loop in it, which ends by itself after a minute of processor time.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn keep_busy(&mut self) -> Result<(), LabError> {
+        let script = r#"ulimit -t 60; echo $$ >"$1" && while :; do :; done"#;
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script, "sh"])
+            .arg(self.dir.join("cgroup.procs"));
+        let child = command.spawn().map_err(|source| fault(Path::new("sh"), source))?;
+        self.busy.push(child);
+        Ok(())
+    }
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        for child in &mut self.busy {
+            drop(child.kill());
+            drop(child.wait());
+        }
+        // A drop has nobody to tell; who has ended meanwhile need not be let go.
+        for pid in processes(&self.dir) {
+            drop(fs::write(self.top.join("cgroup.procs"), pid.to_string()));
+        }
+        drop(remove(&self.dir));
+    }
+}
+
+fn fault(path: &Path, source: io::Error) -> LabError {
+    LabError::Directory {
+        path: path.to_owned(),
+        source,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,10 +335,20 @@ mod tests {
                      cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
                      cgroup /sys/fs/cgroup/acct cgroup rw,cpu,cpuacct 0 0\n\
                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(find(mixed), Some((PathBuf::from("/sys/fs/cgroup/acct"), false)));
+        assert_eq!(
+            find(mixed, "cpuacct"),
+            Some((PathBuf::from("/sys/fs/cgroup/acct"), false))
+        );
+        assert_eq!(
+            find(mixed, "cpu"),
+            Some((PathBuf::from("/sys/fs/cgroup/cpu"), false))
+        );
         let second = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n";
-        assert_eq!(find(second), Some((PathBuf::from("/sys/fs/cgroup"), true)));
-        assert_eq!(find(""), None);
+        assert_eq!(
+            find(second, "cpuacct"),
+            Some((PathBuf::from("/sys/fs/cgroup"), true))
+        );
+        assert_eq!(find("", "cpuacct"), None);
         assert_eq!(parse_cpu("1500000\n", false), Some(Duration::from_micros(1500)));
         assert_eq!(
             parse_cpu("usage_usec 7\nuser_usec 3\n", true),

@@ -63,17 +63,18 @@ impl Namespace {
 
     /// A token bucket on what a device sends.
     fn shape(&mut self, device: &str, rate: Rate) {
-        let bytes = rate.bytes_per_second();
-        // A bucket that does not hold a whole GSO packet (64 KiB) makes the kernel cut each, which costs a core.
-        let burst = (bytes * 0.001).max(128.0 * 1024.0);
-        let limit = (bytes * 0.010).max(512.0 * 1024.0);
-        let bits = rate.bits_per_second();
-        writeln!(
-            self.tc,
-            "qdisc add dev {device} root tbf rate {bits:.0}bit burst {burst:.0} limit {limit:.0}"
-        )
-        .expect("a string takes all");
+        writeln!(self.tc, "qdisc add {}", bucket(device, rate)).expect("a string takes all");
     }
+}
+
+/// The words of a token bucket on what a device sends.
+pub(crate) fn bucket(device: &str, rate: Rate) -> String {
+    let bytes = rate.bytes_per_second();
+    // A bucket that does not hold a whole GSO packet (64 KiB) makes the kernel cut each, which costs a core.
+    let burst = (bytes * 0.001).max(128.0 * 1024.0);
+    let limit = (bytes * 0.010).max(512.0 * 1024.0);
+    let bits = rate.bits_per_second();
+    format!("dev {device} root tbf rate {bits:.0}bit burst {burst:.0} limit {limit:.0}")
 }
 
 /// A device in the fabric that all of an edge's bytes pass.
@@ -85,7 +86,7 @@ pub(crate) struct Tap {
 }
 
 /// The name of a node's interface in its namespace.
-fn device(node: &Node, interface: usize) -> String {
+pub(crate) fn device(node: &Node, interface: usize) -> String {
     node.interfaces[interface]
         .name
         .clone()
@@ -133,6 +134,7 @@ pub(crate) fn layout(topology: &Topology, prefix: &str, options: &Options) -> Re
         let long = (link.rtt.is_some() || link.loss > 0.0).then(|| {
             let mut path = Path::new(rate, link.rtt.unwrap_or_default(), link.loss);
             path.queue = options.queue.unwrap_or(path.queue);
+            path.takes_turns = options.half_duplex;
             LongLink {
                 devices: ends.clone(),
                 path,
@@ -518,6 +520,7 @@ nic = "1 Gbit/s"
         let options = Options {
             queue: Some(ByteCount(9)),
             unshaped: true,
+            half_duplex: false,
         };
         let laid = layout(&parsed(&far), "p-", &options).unwrap();
         assert_eq!(laid.paths[0].path.queue, ByteCount(9));

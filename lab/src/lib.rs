@@ -30,9 +30,9 @@ use std::process::Command;
 
 use stage_core::id::NodeName;
 use stage_core::topology::Topology;
-use stage_core::units::ByteCount;
+use stage_core::units::{ByteCount, Rate};
 
-pub use self::group::Group;
+pub use self::group::{Group, Quota};
 pub use self::measure::{Carried, Counters, sha256sum};
 pub use self::need::{is_demanded, need_fuse, need_iperf, need_long_links, need_netns};
 pub use self::path::Segments;
@@ -116,6 +116,17 @@ pub struct Options {
     pub unshaped: bool,
     /// What waits at most before a link with an RTT; `None`: as much as is under way on it at full rate.
     pub queue: Option<ByteCount>,
+    /// What goes one way over a link with an RTT or a loss waits for what goes the other.
+    pub half_duplex: bool,
+}
+
+/// A direction, as a node sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// What it sends.
+    Sends,
+    /// What it receives.
+    Receives,
 }
 
 /// A fabric that stands. Dropping it ends the processes in it and removes it.
@@ -249,6 +260,59 @@ impl Lab {
         let mut command = self.command(node, "sh")?;
         command.args(["-c", r#"echo "$1" >"$2""#, "sh", value, &path]);
         tools::run(&mut command, "").map(drop)
+    }
+
+    /// What a node's first interface sends (or receives) is shaped anew; its topology still says what it said.
+    ///
+    /// # Errors
+    /// An unknown node, or a tool that failed.
+    pub fn reshape(&self, node: &str, way: Way, rate: Rate) -> Result<(), LabError> {
+        let unknown = || LabError::UnknownNode(node.to_owned());
+        let name: NodeName = node.parse().map_err(|_| unknown())?;
+        let (namespace, device) = match way {
+            Way::Sends => {
+                let of = self.topology.node(&name).ok_or_else(unknown)?;
+                (self.namespace(node)?, layout::device(of, 0))
+            }
+            Way::Receives => {
+                let edge = self.topology.interface_edge(&name, 0).ok_or_else(unknown)?;
+                let tap = self.taps.get(edge.0 as usize).ok_or_else(unknown)?;
+                (&self.fabric[..], tap.device.clone())
+            }
+        };
+        let line = format!("qdisc replace {}\n", layout::bucket(&device, rate));
+        tools::tc(&["-n", namespace, "-batch", "-"], &line).map(drop)
+    }
+
+    /// What connections of a node use unless they ask for something else. Set for each route, as a namespace's default may be
+    /// one of those alone that everybody may ask for.
+    ///
+    /// # Errors
+    /// An unknown node, or a congestion control that the kernel does not have.
+    pub fn congestion_control(&self, node: &str, name: &str) -> Result<(), LabError> {
+        let namespace = self.namespace(node)?;
+        for family in ["-4", "-6"] {
+            let routes = tools::ip(&["-n", namespace, family, "route", "show"], "")?;
+            let lines = routes.lines().filter(|line| !line.contains("linkdown"));
+            let lines: Vec<String> = lines
+                .map(|line| format!("route replace {} congctl {name}\n", line.trim()))
+                .collect();
+            if !lines.is_empty() {
+                tools::ip(&["-n", namespace, family, "-batch", "-"], &lines.concat())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The most that a node's connections may hold, in each direction: `tcp_rmem` and `tcp_wmem`.
+    ///
+    /// # Errors
+    /// An unknown node.
+    pub fn windows(&self, node: &str, most: ByteCount) -> Result<(), LabError> {
+        // The first figure must not pass the third, the second is where a connection begins.
+        let figures = format!("4096 {} {}", most.0.min(131_072), most.0);
+        self.set(node, "net.ipv4.tcp_rmem", &figures)?;
+        self.set(node, "net.ipv4.tcp_wmem", &figures)
     }
 
     /// From now on, packets from one node to another vanish: no answer, no error at the other end. The way back stays.

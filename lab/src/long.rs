@@ -202,10 +202,7 @@ fn table(long: &Long, stage: &std::path::Path, case: &Case) -> Result<Table, Lab
         let lab = Lab::with(&parsed, &options)?;
         if *window > 0 {
             for node in ["near", "far"] {
-                // The first figure must not pass the third, the second is where a connection begins.
-                let figures = format!("4096 {} {window}", 131_072.min(*window));
-                lab.set(node, "net.ipv4.tcp_rmem", &figures)?;
-                lab.set(node, "net.ipv4.tcp_wmem", &figures)?;
+                lab.windows(node, ByteCount(*window))?;
             }
         }
         let cluster = Cluster::up(&lab, &Setup::new(stage, &text, long.common.security()))?;

@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 use stage_core::topology::EdgeId;
@@ -117,6 +118,42 @@ impl Lab {
             rate: Rate::from_bits_per_second(figure(&answer, "/end/sum_received/bits_per_second")?),
             retransmitted: figure(&answer, "/end/sum_sent/retransmits")? as u64,
         })
+    }
+
+    /// What so many TCP connections carry together for a while, after a start-up that does not count, as iperf3 shows it.
+    /// Whole seconds.
+    ///
+    /// # Errors
+    /// As [`Self::iperf`].
+    pub fn iperf_streams(
+        &self,
+        from: &str,
+        to: &str,
+        streams: u32,
+        start: Duration,
+        time: Duration,
+    ) -> Result<Rate, LabError> {
+        let [streams, start, time] =
+            [u64::from(streams), start.as_secs(), time.as_secs()].map(|figure| figure.to_string());
+        let words = ["--time", &time, "--omit", &start, "--parallel", &streams];
+        let answer = self.iperf_with(from, to, &words)?;
+        let rate = figure(&answer, "/end/sum_received/bits_per_second")?;
+        Ok(Rate::from_bits_per_second(rate))
+    }
+
+    /// Round trips as `ping` finds them.
+    ///
+    /// # Errors
+    /// Unknown nodes, or a ping without answers.
+    pub fn ping(&self, from: &str, to: &str, count: u32) -> Result<Vec<Duration>, LabError> {
+        let mut ping = self.command(from, "ping")?;
+        let address = self.address(to)?.to_string();
+        ping.args(["-n", "-i", "0.05", "-c", &count.to_string(), &address]);
+        let answer = tools::run(&mut ping, "")?;
+        let times = answer
+            .lines()
+            .filter_map(|line| line.split_once("time=")?.1.split(' ').next()?.parse().ok());
+        Ok(times.map(|ms: f64| Duration::from_secs_f64(ms / 1e3)).collect())
     }
 
     fn iperf_with(&self, from: &str, to: &str, words: &[&str]) -> Result<Value, LabError> {

@@ -28,6 +28,8 @@ pub(crate) struct Path {
     pub(crate) queue: ByteCount,
     /// The share of segments that is lost on the way, 0 to 1.
     pub(crate) loss: f64,
+    /// Half duplex: what goes one way waits for what goes the other.
+    pub(crate) takes_turns: bool,
 }
 
 impl Path {
@@ -39,6 +41,7 @@ impl Path {
             delay: rtt / 2,
             queue: ByteCount((under_way as u64).max(SHORTEST_QUEUE)),
             loss,
+            takes_turns: false,
         }
     }
 }

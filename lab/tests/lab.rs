@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use stage_core::topology::{EdgeId, Topology};
 use stage_core::units::ByteCount;
-use stage_lab::{Group, Lab, is_demanded, need_iperf, need_long_links, need_netns};
+use stage_lab::{Group, Lab, Options, Quota, Way, is_demanded, need_iperf, need_long_links, need_netns};
 
 const TWO_RACKS: &str = r#"
 [cluster]
@@ -393,6 +393,90 @@ fn a_link_that_loses_carries_super_packets_whole_and_cut() {
     // A hundred and more are to be expected, in segments of which most came in super-packets.
     let share = segments.lost as f64 / (segments.lost + segments.carried) as f64;
     assert!((0.005..0.02).contains(&share), "{segments:?}");
+}
+
+#[test]
+fn on_a_half_duplex_link_both_directions_share_the_rate() {
+    if !is_demanded() || !need_long_links() {
+        return;
+    }
+    let text = FAR.replace("RTT", "1 ms").replace("1 Gbit/s", "100 Mbit/s");
+    let options = Options {
+        half_duplex: true,
+        ..Options::default()
+    };
+    let lab = Lab::with(&Topology::parse("far.toml", &text).unwrap(), &options).unwrap();
+    let mbit = |from: &str, to: &str| lab.iperf(from, to).unwrap().bits_per_second() / 1e6;
+    let alone = mbit("near", "far");
+    let (there, back) = std::thread::scope(|scope| {
+        let there = scope.spawn(|| mbit("near", "far"));
+        let back = mbit("far", "near");
+        (there.join().unwrap(), back)
+    });
+    // They need not share it fairly, nor begin at the same moment.
+    assert!(
+        there.min(back) < alone * 0.8,
+        "{alone}; {there} and {back} Mbit/s"
+    );
+}
+
+#[test]
+fn an_interface_can_be_slower_than_its_topology_says() {
+    if !is_demanded() || !need_iperf() {
+        return;
+    }
+    let lab = Lab::up(&topology()).unwrap();
+    let mbit = |from: &str, to: &str| lab.iperf(from, to).unwrap().bits_per_second() / 1e6;
+    lab.reshape("a1", Way::Sends, "50 Mbit/s".parse().unwrap())
+        .unwrap();
+    assert!(mbit("a1", "a2") < 50.0);
+    assert!(mbit("a2", "a1") > 60.0, "the other direction is as it was");
+    lab.reshape("a2", Way::Receives, "20 Mbit/s".parse().unwrap())
+        .unwrap();
+    assert!(mbit("a1", "a2") < 20.0);
+}
+
+#[test]
+fn connections_use_what_their_node_is_told() {
+    if !need_netns() {
+        return;
+    }
+    let lab = Lab::up(&topology()).unwrap();
+    let routes = |node: &str| {
+        let output = lab.command(node, "ip").unwrap().args(["route"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let before = routes("dtn");
+    lab.congestion_control("dtn", "reno").unwrap();
+    let after = routes("dtn");
+    assert_eq!(before.lines().count(), after.lines().count(), "{after}");
+    assert!(after.lines().all(|line| line.contains("congctl reno")), "{after}");
+    assert!(lab.congestion_control("dtn", "none-such").is_err());
+    lab.windows("dtn", ByteCount(256 << 10)).unwrap();
+    let cat = ["/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem"];
+    let output = lab.command("dtn", "cat").unwrap().args(cat).output().unwrap();
+    let figures = String::from_utf8(output.stdout).unwrap();
+    let most = figures.lines().filter(|line| line.ends_with("\t262144"));
+    assert_eq!(most.count(), 2, "{figures}");
+}
+
+#[test]
+fn who_has_a_quota_is_in_its_group_until_that_ends() {
+    if !need_netns() {
+        return;
+    }
+    let mut idle = Command::new("sleep").arg("1000").spawn().unwrap();
+    let groups = || std::fs::read_to_string(format!("/proc/{}/cgroup", idle.id())).unwrap();
+    let before = groups();
+    let mut quota = Quota::new(0.1).unwrap();
+    quota.keep_busy().unwrap();
+    quota.take(idle.id()).unwrap();
+    assert_ne!(groups(), before);
+    drop(quota);
+    let after = groups();
+    idle.kill().unwrap();
+    idle.wait().unwrap();
+    assert!(!after.contains("stage-lab"), "{after}");
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn carry(ends: &[SyncDevice; 2], mut ways: [Way; 2], stopped: &PipeReader, tally
     let mut buffer = vec![0; PACKET];
     loop {
         let mut more = false;
-        for (from, way) in ways.iter_mut().enumerate() {
+        for from in [0, 1] {
             for left in (0..BATCH).rev() {
                 let packet = match rustix::io::read(&ends[from], &mut buffer[..]) {
                     Ok(length) => &buffer[..length],
@@ -127,6 +127,9 @@ fn carry(ends: &[SyncDevice; 2], mut ways: [Way; 2], stopped: &PipeReader, tally
                 };
                 more |= left == 0;
                 let shape = Shape::of(packet);
+                let other = ways[1 - from].free_at();
+                let way = &mut ways[from];
+                way.yield_to(other);
                 let fate = way.take(now(), shape.segments(), |segment| shape.wire(segment));
                 tally.add(&fate);
                 travelling[from].extend(fate.pieces.iter().map(|piece| Travelling {

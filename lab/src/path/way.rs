@@ -45,6 +45,18 @@ impl Way {
         }
     }
 
+    /// When all that it has taken has left.
+    pub(super) fn free_at(&self) -> f64 {
+        self.free_at
+    }
+
+    /// The wire is another's until then, if both take turns.
+    pub(super) fn yield_to(&mut self, other: f64) {
+        if self.path.takes_turns {
+            self.free_at = self.free_at.max(other);
+        }
+    }
+
     /// Takes a packet of so many segments, of which `wire` says how many bytes each is on the wire.
     pub(super) fn take(&mut self, now: Moment, segments: usize, wire: impl Fn(usize) -> u64) -> Fate {
         let mut fate = Fate::default();
@@ -112,6 +124,7 @@ mod tests {
             delay: Duration::from_millis(5),
             queue: ByteCount(queue),
             loss,
+            takes_turns: false,
         }
     }
 
@@ -127,6 +140,22 @@ mod tests {
         // The next waits for it; one that comes when nothing waits does not.
         assert_eq!(way.take(1_000_000, 1, |_| 500).pieces, [piece(0..1, 6_028_000)]);
         assert_eq!(way.take(9_000_000, 1, |_| 500).pieces, [piece(0..1, 14_004_000)]);
+    }
+
+    #[test]
+    fn on_a_half_duplex_wire_both_ways_take_turns() {
+        let shared = Path {
+            takes_turns: true,
+            ..path(100_000, 0.0)
+        };
+        let (mut there, mut back) = (Way::new(shared, 1), Way::new(shared, 2));
+        assert_eq!(there.take(0, 1, |_| 1000).pieces, [piece(0..1, 5_008_000)]);
+        back.yield_to(there.free_at());
+        assert_eq!(back.take(0, 1, |_| 1000).pieces, [piece(0..1, 5_016_000)]);
+        // Any other wire carries both at once.
+        let mut full = Way::new(path(100_000, 0.0), 2);
+        full.yield_to(there.free_at());
+        assert_eq!(full.take(0, 1, |_| 1000).pieces, [piece(0..1, 5_008_000)]);
     }
 
     #[test]
