@@ -338,6 +338,11 @@ pub(crate) fn word(path: &Path) -> &str {
     path.to_str().expect("the lab's own paths are text")
 }
 
+/// A text in JSON, `?` if it is none.
+pub(crate) fn word_of(value: &Value) -> &str {
+    value.as_str().unwrap_or("?")
+}
+
 /// Where the command says that each copy lies.
 pub(crate) fn copies(pushed: &Pushed) -> Vec<PathBuf> {
     let paths = pushed.nodes().iter().filter_map(|node| node["path"].as_str());

@@ -8,6 +8,7 @@ mod accept;
 mod bench;
 mod compare;
 mod disk;
+mod foresight;
 mod long;
 mod shapes;
 mod small;
@@ -70,6 +71,32 @@ enum What {
         #[arg(long, default_value = "target/release/stage")]
         stage: PathBuf,
     },
+    /// Hold what `stage bench` measures against ping, iperf3, a disk of set rate and fio.
+    ///
+    /// Two racks with narrow uplinks, a site behind 15 ms and one behind 100 ms. Some 7 minutes. Needs FUSE, ping and iperf3; without
+    /// fio, dd stands in. Ends with 1 if a figure is not as asked, as the five after it do.
+    Bench(foresight::links::Bench),
+    /// Hold the stream count that stage chooses against a sweep of counts, over round trips, loss, windows and congestion controls.
+    ///
+    /// 16 cells in some 20 minutes, all 54 in some 70. Each cell is kept at once (in lab/results/streams.json unless --json
+    /// names another file); a second call goes on with those that are missing.
+    Streams(foresight::streams::Streams),
+    /// Hold forecasts against what pushes take: shapes, sizes, sites, sick nodes, limits.
+    ///
+    /// 16 pushes, three times, in the fabric of `bench`: some 9 minutes.
+    Forecasts(foresight::forecasts::Forecasts),
+    /// Make ten bottlenecks on purpose and see whether the push or `stage bench` names them.
+    ///
+    /// Some 6 minutes. Needs FUSE and control groups.
+    Bottlenecks(foresight::bottlenecks::Bottlenecks),
+    /// Hold the shape that stage chooses against the better of star and chain, for 1 to 16 targets.
+    ///
+    /// Some 8 minutes.
+    Auto(foresight::auto::Auto),
+    /// Plan for 64 to 10,000 nodes: how near the forecast comes to what no plan could beat, and how long planning takes.
+    ///
+    /// Less than a minute; no root, no lab. Build both programs with --release.
+    Scale(foresight::scale::Scale),
     /// Make a directory slow, until Ctrl-C or SIGTERM.
     ///
     /// What lies in it is seen through a FUSE file system that reads and writes at a set rate.
@@ -116,6 +143,12 @@ fn run(what: What) -> Result<ExitCode, String> {
         What::Small(small) => small::run(&small).map(|()| ExitCode::SUCCESS),
         What::Shapes(shapes) => shapes::run(&shapes).map(|()| ExitCode::SUCCESS),
         What::Disk(disk) => disk::run(&disk).map(|()| ExitCode::SUCCESS),
+        What::Bench(bench) => foresight::links::run(&bench).map(exit),
+        What::Streams(streams) => foresight::streams::run(&streams).map(exit),
+        What::Forecasts(forecasts) => foresight::forecasts::run(&forecasts).map(exit),
+        What::Bottlenecks(bottlenecks) => foresight::bottlenecks::run(&bottlenecks).map(exit),
+        What::Auto(auto) => foresight::auto::run(&auto).map(exit),
+        What::Scale(scale) => foresight::scale::run(&scale).map(exit),
         What::Measure { stage } => measure(&stage),
         What::Slowdisk {
             dir,
@@ -135,17 +168,22 @@ fn run(what: What) -> Result<ExitCode, String> {
             let wait = slow(&dir, speed);
             runtime.map_err(|why| why.to_string())?.block_on(wait)
         }
-        What::Accept(accept) => Ok(if accept::run(&accept)? {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        }),
+        What::Accept(accept) => accept::run(&accept).map(exit),
         What::Sweep => {
             for name in stage_lab::sweep() {
                 drop(writeln!(io::stdout(), "removed {name}"));
             }
             Ok(ExitCode::SUCCESS)
         }
+    }
+}
+
+/// Whether all was as asked.
+fn exit(right: bool) -> ExitCode {
+    if right {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
