@@ -28,9 +28,12 @@ pub(crate) struct Bottlenecks {
     /// Only cases with such a part in their name.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     only: Vec<String>,
-    /// Ask pushes alone, not `stage bench`.
+    /// Ask pushes alone, not `stage bench`: some 2 minutes.
     #[arg(long)]
     pushes_only: bool,
+    /// Let `stage bench` measure little: one pair at each switch only, so that not every node's interface is seen.
+    #[arg(long, conflicts_with = "pushes_only")]
+    quick: bool,
 }
 
 /// Measures, prints the table, keeps the figures. Whether as many were named as asked.
@@ -153,7 +156,8 @@ fn hear(bottlenecks: &Bottlenecks, stage: &Path, case: &Case, said: &mut Said) -
     // First: a plan that knows what bench has found makes way for it.
     push(&cluster, word(&file), case, said)?;
     if !bottlenecks.pushes_only {
-        let answer = measure(&cluster, &["--quick"])?;
+        let depth: &[&str] = if bottlenecks.quick { &["--quick"] } else { &[] };
+        let answer = measure(&cluster, depth)?;
         let remarks = answer
             .events
             .iter()

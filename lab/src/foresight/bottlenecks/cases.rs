@@ -58,7 +58,7 @@ pub(super) const CASES: [Case; 10] = [
         slow: &[("n2", "15 MB/s", "60 MB/s")],
         mebibytes: 96,
         push: &[&["n2", "disk"]],
-        bench: &[&["n2: its disk writes"]],
+        bench: &[&["n2: its disk writes"], &["n2's disk", "write"]],
         ..PLAIN
     },
     Case {
@@ -102,7 +102,7 @@ pub(super) const CASES: [Case; 10] = [
         slow: &[("n0", "60 MB/s", "15 MB/s")],
         mebibytes: 96,
         push: &[&["n0", "disk"], &["source", "read"], &["n0", "read"]],
-        bench: &[&["n0: its disk reads"]],
+        bench: &[&["n0: its disk reads"], &["n0's disk", "read"]],
         ..PLAIN
     },
     Case {
