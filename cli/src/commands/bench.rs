@@ -9,7 +9,8 @@ use crate::args::{Bench, Connection, Doctor};
 use crate::client::Client;
 use crate::error::Error;
 use crate::render::Form;
-use crate::render::bench::{Benching, Findings};
+use crate::render::bench::Benching;
+use crate::render::doctor::Findings;
 use crate::{config, exit};
 
 /// Runs `stage bench`. Ctrl-C ends the measuring.

@@ -2,6 +2,7 @@
 //! three siblings shows it: lines for people, bars for a terminal, JSON for scripts.
 
 pub(crate) mod bench;
+pub(crate) mod doctor;
 mod drawing;
 mod heat;
 mod human;
