@@ -1,8 +1,13 @@
 //! The formulas behind a forecast, each with its source. One pure place: the planner and the child that chooses its
-//! stream count apply the same function.
+//! stream count apply the same function. What our own programs take stands in [`own`].
+
+mod own;
 
 use std::time::Duration;
 
+use self::own::HASH_BYTES_PER_SECOND;
+pub use self::own::{ENCRYPTED_THREAD_RATE_BYTES_PER_SECOND, SWITCH_RTT, THREAD_RATE_BYTES_PER_SECOND};
+pub(crate) use self::own::{INSTRUCT, PUBLISH};
 use crate::chunk::{BLOCK, CHUNK};
 use crate::plan::WindowLimits;
 use crate::units::{ByteCount, Rate};
@@ -17,12 +22,6 @@ const SEGMENT_BYTES: f64 = 1448.0;
 
 /// What a new connection may send before the first answer: 10 segments of 1460 bytes (RFC 6928).
 pub(crate) const INITIAL_WINDOW_BYTES: f64 = 14_600.0;
-
-/// What one thread moves with check and write, measured on loopback with BLAKE3: 1.0 to 1.3 CPU seconds a GB.
-pub const THREAD_RATE_BYTES_PER_SECOND: f64 = 1.0e9;
-
-/// The same with AES-GCM, which costs 0.4 to 0.5 CPU seconds a GB and hop, half of it on either end.
-pub const ENCRYPTED_THREAD_RATE_BYTES_PER_SECOND: f64 = 0.8e9;
 
 /// The share of its maximal send window (`tcp_wmem`) that a stream has in flight: a stream with 4 MiB holds
 /// 3.5 MB (284 Mbit/s at 100 ms), measured.
@@ -44,18 +43,6 @@ pub const MAX_STREAMS: u16 = 32;
 
 /// The most streams where loss is the limit.
 pub const MAX_STREAMS_LOSSY: u16 = 64;
-
-/// What one core hashes with BLAKE3.
-const HASH_BYTES_PER_SECOND: f64 = 4.0e9;
-
-/// RTT through one switch, when neither the topology nor a measurement says.
-pub const SWITCH_RTT: Duration = Duration::from_micros(100);
-
-/// From the push to the first dial: the preparing round, the plan's commit, the instruction. No size changes it.
-pub(crate) const INSTRUCT: Duration = Duration::from_millis(20);
-
-/// From the last byte to published: FINAL's commit and its way down, fsync, rename, fsync.
-pub(crate) const PUBLISH: Duration = Duration::from_millis(20);
 
 /// What a link of this wire rate carries of payload.
 pub fn goodput(wire: Rate) -> Rate {
