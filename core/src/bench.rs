@@ -3,6 +3,7 @@
 //! Pure, as all here: agents measure, the coordinator decides whom to ask ([`pairs`], [`rounds`]), remembers, and says
 //! what follows ([`verdict`], [`facts`], [`crate::doctor`]).
 
+mod capacity;
 pub mod facts;
 mod pairs;
 pub mod verdict;
@@ -338,6 +339,14 @@ impl LinkReading {
             .map(|reading| reading.streams)
     }
 
+    /// The readings of a direction up to the last that carried more than those with fewer streams, and whether doubling
+    /// it once more brought nothing: then the way is full, not the streams.
+    pub fn rising(readings: &[StreamReading]) -> (&[StreamReading], bool) {
+        let gains = |pair: &&[StreamReading]| pair[1].rate > pair[0].rate.times(WORTH_DOUBLING);
+        let count = readings.windows(2).take_while(gains).count() + 1;
+        (&readings[..count.min(readings.len())], count < readings.len())
+    }
+
     /// The same as seen from the other end.
     #[must_use]
     pub fn reversed(&self) -> Self {
@@ -420,6 +429,15 @@ mod tests {
         assert_eq!(LinkReading::enough(&rates), Some(2));
         assert_eq!(LinkReading::enough(&[]), None);
         assert!((rates[0].loss() - 0.002).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_way_is_full_when_doubling_brings_nothing() {
+        let rates = [reading(1, 100.0), reading(2, 190.0), reading(4, 194.0)];
+        assert_eq!(LinkReading::rising(&rates), (&rates[..2], true));
+        assert_eq!(LinkReading::rising(&rates[..2]), (&rates[..2], false));
+        assert_eq!(LinkReading::rising(&rates[..1]), (&rates[..1], false));
+        assert_eq!(LinkReading::rising(&[]), (&[][..], false));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use self::choice::Choice;
 use self::ground::{Ground, SOURCE};
 use self::order::Walk;
 use crate::id::{NodeName, SwitchName};
-use crate::topology::{Route, Topology};
+use crate::topology::{EdgeId, Route, Topology};
 use crate::units::{ByteCount, Rate};
 
 /// What shall be planned.
@@ -151,9 +151,20 @@ pub struct Facts {
     /// Measured between two nodes at these switches, of which the second is the receiver's: what any two there will meet
     /// that were not measured themselves.
     pub paths: BTreeMap<(SwitchName, SwitchName), PathFacts>,
+    /// What an interface or a link was measured to carry in a direction, payload only, where that is less than the
+    /// topology promises.
+    pub edges: BTreeMap<EdgeId, Rate>,
 }
 
 impl Facts {
+    /// What an edge carries of payload: as measured, or as much of what the topology says as a link carries at best.
+    pub fn goodput(&self, topology: &Topology, edge: EdgeId) -> Rate {
+        let promised = crate::cost::goodput(topology.capacity(edge));
+        self.edges
+            .get(&edge)
+            .map_or(promised, |measured| promised.min(*measured))
+    }
+
     /// What was measured between other nodes at the switches where this route begins and ends.
     pub(crate) fn path(&self, route: &Route) -> Option<&PathFacts> {
         if self.paths.is_empty() {
@@ -180,12 +191,16 @@ impl Facts {
 }
 
 /// What is known of the way from one switch to another, or of that through one.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PathFacts {
     /// Round trip.
     pub rtt: Duration,
-    /// What one stream carries, where it was the stream that limited the rate: several carried more.
-    pub one: Option<Rate>,
+    /// What 1, 2, 4 … streams carried together, as long as more of them carried more; counts and rates ascend.
+    pub rates: Vec<(u16, Rate)>,
+    /// More streams than the last of these brought nothing: it was not they that limited it.
+    pub filled: bool,
+    /// The share of segments that were sent again at the highest rate, 0 to 1.
+    pub loss: f64,
 }
 
 /// What is known of one node.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{LinkReading, Measurement, Pair, Reading, Subject, WORTH_DOUBLING};
+use super::{LinkReading, Measurement, Pair, Reading, StreamReading, Subject, capacity};
 use crate::plan::{Facts, PathFacts};
 use crate::topology::Topology;
 
@@ -16,6 +16,7 @@ pub fn lay(facts: &mut Facts, topology: &Topology, latest: &[&Measurement], now:
     let fresh = latest
         .iter()
         .filter(|one| u128::from(now.saturating_sub(one.unix_ms)) <= MAX_AGE.as_millis());
+    let mut links = Vec::new();
     for measurement in fresh {
         match (&measurement.subject, &measurement.reading) {
             (Subject::Node(node), Reading::Node(reading)) => {
@@ -27,9 +28,15 @@ pub fn lay(facts: &mut Facts, topology: &Topology, latest: &[&Measurement], now:
                 // What an agent has said since it came is newer.
                 known.windows = known.windows.or(Some(reading.host.windows));
             }
-            (Subject::Link(pair), Reading::Link(reading)) => link(facts, topology, pair, reading),
+            (Subject::Link(pair), Reading::Link(reading)) => {
+                link(facts, topology, pair, reading);
+                links.push((pair, &**reading));
+            }
             _ => {}
         }
+    }
+    for (edge, rate) in capacity::measured(topology, &links) {
+        facts.edges.entry(edge).or_insert(rate);
     }
 }
 
@@ -50,23 +57,33 @@ fn link(facts: &mut Facts, topology: &Topology, pair: &Pair, reading: &LinkReadi
         let (Some(first), Some(last)) = (route.switches.first(), route.switches.last()) else {
             continue;
         };
-        let one = rates.iter().find(|reading| reading.streams == 1);
-        let one = one
-            .zip(LinkReading::best(rates))
-            .filter(|(one, best)| best.rate > one.rate.times(WORTH_DOUBLING))
-            .map(|(one, _)| one.rate);
+        let (rising, filled) = LinkReading::rising(rates);
+        let seen = PathFacts {
+            rtt,
+            rates: rising.iter().map(|one| (one.streams, one.rate)).collect(),
+            filled,
+            loss: LinkReading::best(rates).map_or(0.0, StreamReading::loss),
+        };
         let path = facts
             .paths
             .entry((first.clone(), last.clone()))
-            .or_insert(PathFacts { rtt, one });
+            .or_insert_with(|| seen.clone());
         // Of several pairs, what the way allows and not what one of them suffers from.
         path.rtt = path.rtt.min(rtt);
-        path.one = match (path.one, one) {
-            (Some(known), Some(one)) if one > known => Some(one),
-            (known, Some(_)) => known,
-            (_, None) => None,
-        };
+        if single(&seen) > single(path) {
+            *path = PathFacts {
+                rtt: path.rtt,
+                ..seen
+            };
+        }
     }
+}
+
+/// What the fewest streams carried, each.
+fn single(path: &PathFacts) -> f64 {
+    path.rates.first().map_or(0.0, |(count, rate)| {
+        rate.bytes_per_second() / f64::from((*count).max(1))
+    })
 }
 
 /// The newest of each history.
@@ -77,7 +94,7 @@ pub fn newest(history: &BTreeMap<Subject, Vec<Measurement>>) -> Vec<&Measurement
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{DiskReading, NodeReading, Rtt, StreamReading};
+    use crate::bench::{DiskReading, NodeReading, Rtt};
     use crate::plan::{Request, ShapeChoice, plan};
     use crate::units::{ByteCount, Rate};
 
@@ -173,14 +190,22 @@ mod tests {
         assert_eq!(facts.rtts[&pair("n1", "n0")], rtt);
         let path = facts.paths.values().next().unwrap();
         assert_eq!(path.rtt, rtt);
-        assert_eq!(path.one, None, "the way back needs one stream only");
+        assert_eq!(
+            path.rates.len(),
+            1,
+            "the way back needs one stream only: {path:?}"
+        );
+        assert!(
+            path.filled && facts.edges.len() == 4,
+            "each way is full below what it should carry: {facts:?}"
+        );
 
         let both = between("n0", "n1", 350, &[200.0, 400.0], &[210.0, 400.0]);
         let mut facts = Facts::default();
         lay(&mut facts, &topology, &[&both], 2000);
         let planned = plan(&topology, &request(&["n2"]), &facts).unwrap();
         let hop = planned.hop(&"n2".parse().unwrap()).unwrap();
-        assert_eq!(hop.streams, 6, "of 210 MB/s each, for 1177 MB/s");
+        assert_eq!(hop.streams, 6, "of 200 MB/s each, for 1177 MB/s");
 
         // A measurement moves bytes and does nothing with them: a push has to check and write as well.
         let bare = between("n0", "n1", 30, &[3500.0, 7000.0], &[3500.0, 7000.0]);
@@ -188,6 +213,77 @@ mod tests {
         lay(&mut facts, &topology, &[&bare], 2000);
         let planned = plan(&topology, &request(&["n2"]), &facts).unwrap();
         assert_eq!(planned.hop(&"n2".parse().unwrap()).unwrap().streams, 2);
+    }
+
+    const RACKS: &str = "[cluster]\nname = \"c\"\n[[switch]]\nname = \"core\"\n[[switch]]\nname = \"rack[1-2]\"\n\
+        [[link]]\nbetween = [\"rack[1-2]\", \"core\"]\ncapacity = \"40 Gbit/s\"\n\
+        [[node]]\nname = \"n[0-3]\"\nattach = \"rack1\"\nnic = \"10 Gbit/s\"\n\
+        [[node]]\nname = \"n[4-7]\"\nattach = \"rack2\"\nnic = \"10 Gbit/s\"\n";
+
+    #[test]
+    fn an_uplink_that_carries_less_than_it_should_is_crossed_once() {
+        let topology = Topology::parse("t", RACKS).unwrap();
+        let wanted = request(&["n1", "n2", "n3", "n4", "n5", "n6", "n7"]);
+        let limits = |facts: &Facts| {
+            let planned = plan(&topology, &wanted, facts).unwrap();
+            let into = planned
+                .hops
+                .iter()
+                .find(|hop| hop.child.as_str() == "n4")
+                .unwrap()
+                .clone();
+            (
+                into.rate.in_bytes().to_string(),
+                into.limited_by,
+                planned.predicted,
+            )
+        };
+        let before = limits(&Facts::default());
+        let fine = [1170.0, 1172.0];
+        let local = [
+            between("n0", "n1", 100, &fine, &fine),
+            between("n4", "n5", 100, &fine, &fine),
+        ];
+        let across = between("n0", "n4", 300, &[118.0, 118.2], &[1150.0, 1160.0]);
+        let all: Vec<&Measurement> = local.iter().chain([&across]).collect();
+        let mut facts = Facts::default();
+        lay(&mut facts, &topology, &all, 2000);
+        let (rate, limited_by, predicted) = limits(&facts);
+        assert_eq!(
+            (rate.as_str(), limited_by.as_str()),
+            ("118 MB/s", "link rack1-core"),
+            "{before:?}"
+        );
+        assert!(predicted > before.2 * 5);
+        // All of the sum goes over it: a star would take so many times as long.
+        let star = Request {
+            shape: "star".parse().unwrap(),
+            ..wanted.clone()
+        };
+        let planned = plan(&topology, &star, &facts).unwrap();
+        assert!(planned.predicted > predicted * 3, "{planned:?}");
+
+        let mut old = Facts::default();
+        lay(&mut old, &topology, &all, 1001 + MAX_AGE.as_millis() as u64);
+        assert_eq!(old, Facts::default(), "what is that old says nothing");
+    }
+
+    #[test]
+    fn a_lossy_way_gets_the_streams_that_were_measured_to_be_enough() {
+        let far = RACKS.replace("40 Gbit/s", "1 Gbit/s");
+        let topology = Topology::parse("t", &far).unwrap();
+        let mut lossy = between("n0", "n4", 100_000, &[20.0, 38.0, 70.0, 100.0], &[]);
+        if let Reading::Link(link) = &mut lossy.reading {
+            for reading in &mut link.forward {
+                (reading.bytes, reading.retransmissions) = (ByteCount(1_448_000_000), 1000);
+            }
+        }
+        let mut facts = Facts::default();
+        lay(&mut facts, &topology, &[&lossy], 2000);
+        let planned = plan(&topology, &request(&["n4"]), &facts).unwrap();
+        let hop = &planned.hops[0];
+        // 8 carried 100 MB/s, and more were not tried: 12.5 MB/s each, for 117.7 less 3 %.
+        assert_eq!((hop.streams, hop.streams_cap), (10, 64), "{hop:?}");
     }
 
     #[test]

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 /// From the push to the first dial: the preparing round, the plan's commit and the instruction. No size changes it.
 ///
-/// Source: an allowance for two commits (SQLite, synchronous: an fsync of 2 to 5 ms on an SSD) and two round trips to the
-/// agents. To measure: `stage-lab small`, the rows from the start to *the plan sent*, with 1 KiB.
+/// Source: an allowance for two commits of the store (an fsync each) and two round trips to the agents. To measure: `stage-lab small`, the rows from the start to *the plan sent*, with 1 KiB.
 pub(crate) const INSTRUCT: Duration = Duration::from_millis(20);
 
 /// From the last byte to published: FINAL's commit and its way down, fsync, rename, fsync of the directory.
@@ -29,11 +28,11 @@ pub const ENCRYPTED_THREAD_RATE_BYTES_PER_SECOND: f64 = 0.8e9;
 
 /// What one core hashes with BLAKE3.
 ///
-/// Source: the b3sum of this kind of machine (AVX2); `stage bench` shows each node's own.
+/// Source: a core with AVX2, about 4 GB/s. `stage bench` shows each node's own.
 pub(super) const HASH_BYTES_PER_SECOND: f64 = 4.0e9;
 
 /// RTT through one switch, when neither the topology nor a measurement says.
 ///
-/// Source: two hosts with interrupt moderation at one switch, small messages between user programs: 50 to 150 µs. A push
-/// or `stage bench` replaces it.
+/// Source: an allowance for hosts at one switch, between user programs. What a push meets or `stage bench` measures
+/// replaces it.
 pub const SWITCH_RTT: Duration = Duration::from_micros(100);

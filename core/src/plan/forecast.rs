@@ -7,7 +7,7 @@ use super::ground::{Ground, SOURCE};
 use super::order::Walk;
 use super::shapes::Parents;
 use crate::chunk::CHUNK;
-use crate::cost::{self, StreamBound};
+use crate::cost::{self, Carry, StreamBound};
 use crate::topology::EdgeId;
 use crate::units::Rate;
 
@@ -85,11 +85,11 @@ pub(super) struct Forecast {
 }
 
 /// The hops as they lie in the fabric, before they meet.
-struct Laid {
+struct Laid<'a> {
     uses: Lists,
     alone: Vec<(Rate, Cause)>,
-    /// What one stream carries.
-    one: Vec<Rate>,
+    /// What their streams carry.
+    carry: Vec<Carry<'a>>,
     streams_cap: Vec<u16>,
     rtt: Vec<Duration>,
     /// By edge number, then (under a send limit) one for each sending node.
@@ -100,12 +100,12 @@ struct Laid {
     crossings: usize,
 }
 
-impl Laid {
+impl Laid<'_> {
     /// What a hop carries, in bytes a second, when only its own way and streams hinder it, and all who use that way
     /// share it evenly.
     fn unhindered(&self, hop: usize, streams: u16) -> f64 {
         let (alone, _) = self.alone[hop];
-        let streams = self.one[hop].times(f64::from(streams));
+        let streams = self.carry[hop].rate(streams);
         self.uses
             .get(hop)
             .iter()
@@ -135,14 +135,14 @@ pub(super) fn forecast(ground: &Ground<'_>, walk: &Walk, parents: &Parents) -> F
     time(ground, walk, parents, &laid, &rates)
 }
 
-fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
+fn lay_out<'a>(ground: &Ground<'a>, parents: &Parents) -> Laid<'a> {
     let hops = parents.len() - 1;
     let send_limit = ground.send_limit();
     let limited = send_limit < Rate::UNLIMITED;
     let mut laid = Laid {
         uses: Lists::default(),
         alone: Vec::with_capacity(hops),
-        one: Vec::with_capacity(hops),
+        carry: Vec::with_capacity(hops),
         streams_cap: Vec::with_capacity(hops),
         rtt: Vec::with_capacity(hops),
         capacities: Vec::new(),
@@ -156,7 +156,7 @@ fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
         laid.crossings += hop.crossings;
         edge_lists.push(hop.edges.iter().map(|edge| edge.0 as usize));
         laid.rtt.push(hop.rtt);
-        laid.one.push(hop.one);
+        laid.carry.push(hop.carry);
         laid.streams_cap.push(hop.streams_cap);
         laid.alone.push(hop.alone);
     }
@@ -176,7 +176,7 @@ fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
         .zip(0u32..)
         .map(|(&used, edge)| {
             if used {
-                cost::goodput(ground.topology.capacity(EdgeId(edge))).bytes_per_second()
+                ground.goodput(EdgeId(edge)).bytes_per_second()
             } else {
                 0.0
             }
@@ -198,36 +198,31 @@ fn lay_out(ground: &Ground<'_>, parents: &Parents) -> Laid {
 }
 
 /// One hop as it lies in the fabric, by itself.
-pub(crate) struct LaidHop {
+pub(crate) struct LaidHop<'a> {
     pub(crate) edges: Vec<EdgeId>,
     /// Links between switches on the way.
     pub(crate) crossings: usize,
     pub(crate) rtt: Duration,
-    /// What one stream carries.
-    pub(crate) one: Rate,
+    /// What its streams carry.
+    pub(crate) carry: Carry<'a>,
     pub(crate) streams_cap: u16,
     /// What the hop could carry if nobody else used its way, and what stops it then.
     pub(crate) alone: (Rate, Cause),
 }
 
 /// Lays one hop; `None` if no network joins both.
-pub(crate) fn lay_hop(ground: &Ground<'_>, parent: usize, child: usize) -> Option<LaidHop> {
+pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> Option<LaidHop<'a>> {
     let route = ground.route(parent, child)?;
     let path = ground.stream_path(parent, child, &route);
-    let (mut one, mut bound) = path.rate();
-    if let Some(measured) = ground.measured_stream(&route) {
-        // Windows and loss are what was met. But a measurement neither checks nor writes, as a thread of a push does.
-        (one, bound) = cost::thread(path.encrypted, (measured, StreamBound::Measured));
-    }
+    let (mut carry, bound) = Carry::new(&path, ground.measured(&route));
     let mut cause = Cause::Streams { parent, child, bound };
     for &edge in &route.edges {
-        let member = cost::goodput(ground.topology.member_capacity(edge));
-        if member < one {
-            (one, cause) = (member, Cause::Member(edge));
+        if carry.limit(cost::goodput(ground.topology.member_capacity(edge))) {
+            cause = Cause::Member(edge);
         }
     }
     let streams_cap = streams_cap(ground, path.loss);
-    let mut alone = (one.times(f64::from(streams_cap)), cause);
+    let mut alone = (carry.rate(streams_cap), cause);
     let mut also = |rate: Rate, cause: Cause| {
         if rate < alone.0 {
             alone = (rate, cause);
@@ -242,7 +237,7 @@ pub(crate) fn lay_hop(ground: &Ground<'_>, parent: usize, child: usize) -> Optio
         crossings: route.switches.len().saturating_sub(1),
         edges: route.edges,
         rtt: path.rtt,
-        one,
+        carry,
         streams_cap,
         alone,
     })
@@ -272,7 +267,13 @@ struct Above {
     ramp: Duration,
 }
 
-fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates: &[(f64, Stop)]) -> Forecast {
+fn time(
+    ground: &Ground<'_>,
+    walk: &Walk,
+    parents: &Parents,
+    laid: &Laid<'_>,
+    rates: &[(f64, Stop)],
+) -> Forecast {
     let size = ground.request.size;
     let encrypted = ground.request.encrypted;
     let source = Above {
@@ -299,10 +300,10 @@ fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates:
         let streams_cap = laid.streams_cap[hop];
         let streams = match ground.request.streams {
             Some(_) => streams_cap,
-            None => cost::streams_of(laid.one[hop], fair, streams_cap),
+            None => laid.carry[hop].enough(fair, streams_cap),
         };
         // The smallest count may be up to 3 % short of the fair share, and those below get no more than that.
-        let carried = laid.one[hop].times(f64::from(streams)).min(fair);
+        let carried = laid.carry[hop].rate(streams).min(fair);
         let (rate, cause) = match above.cause {
             Some(cause) if above.rate <= carried => (above.rate, cause),
             _ => (carried, cause_of(stop, laid)),
@@ -366,7 +367,7 @@ fn time(ground: &Ground<'_>, walk: &Walk, parents: &Parents, laid: &Laid, rates:
     }
 }
 
-fn cause_of(stop: Stop, laid: &Laid) -> Cause {
+fn cause_of(stop: Stop, laid: &Laid<'_>) -> Cause {
     match stop {
         Stop::Alone(hop) => laid.alone[hop].1,
         Stop::Shared(at) if at < laid.edges => {
@@ -419,21 +420,25 @@ pub(crate) fn local_copy(ground: &Ground<'_>) -> HopForecast {
 ///
 /// What our own programs take (planning, handshakes, publishing) is not in it: a better program could beat that.
 pub(super) fn bound(ground: &Ground<'_>, latency: Duration) -> Duration {
-    let interface = |ordinal: usize| {
-        let legs = &ground.node(ordinal).interfaces;
-        legs.iter()
-            .map(|leg| cost::goodput(leg.nic))
+    // The fastest leg, sending or receiving.
+    let interface = |ordinal: usize, sends: bool| {
+        (0..ground.node(ordinal).interfaces.len())
+            .filter_map(|leg| ground.topology.interface_edge(ground.name(ordinal), leg))
+            .map(|edge| ground.goodput(if sends { edge } else { edge.reverse() }))
             .reduce(|a, b| if a < b { b } else { a })
             .unwrap_or(Rate::UNLIMITED)
     };
     let read = ground.source_disk().min(ground.source_limit());
-    let leaving = read.min(interface(SOURCE)).min(ground.send_limit());
+    let leaving = read.min(interface(SOURCE, true)).min(ground.send_limit());
     let mut bound = Duration::ZERO;
     for &seat in &ground.seats {
         let (rate, latency) = if seat == SOURCE {
             (read.min(ground.disk_write(SOURCE)), Duration::ZERO)
         } else {
-            (leaving.min(interface(seat)).min(ground.disk_write(seat)), latency)
+            (
+                leaving.min(interface(seat, false)).min(ground.disk_write(seat)),
+                latency,
+            )
         };
         bound = bound.max(ground.request.size.time_at(rate).saturating_add(latency));
     }

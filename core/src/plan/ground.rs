@@ -7,10 +7,10 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Facts, PlanError, Request, WindowLimits};
-use crate::cost::StreamPath;
+use super::{Facts, PathFacts, PlanError, Request, WindowLimits};
+use crate::cost::{self, StreamPath};
 use crate::id::NodeName;
-use crate::topology::{Node, Route, Topology};
+use crate::topology::{EdgeId, Node, Route, Topology};
 use crate::units::Rate;
 
 /// The source's ordinal.
@@ -95,9 +95,14 @@ impl<'a> Ground<'a> {
         self.facts.rtt(self.name(parent), self.name(child), route)
     }
 
-    /// What one stream of a hop was measured to carry.
-    pub(super) fn measured_stream(&self, route: &Route) -> Option<Rate> {
-        self.facts.path(route)?.one
+    /// What was measured between the switches where a hop begins and ends.
+    pub(super) fn measured(&self, route: &Route) -> Option<&'a PathFacts> {
+        self.facts.path(route)
+    }
+
+    /// What an edge carries of payload.
+    pub(crate) fn goodput(&self, edge: EdgeId) -> Rate {
+        self.facts.goodput(self.topology, edge)
     }
 
     /// How fast the node writes; unlimited when neither a measurement nor the topology says.
@@ -146,7 +151,12 @@ impl<'a> Ground<'a> {
         let loss = if route.congestion_control.as_deref() == Some("bbr") {
             0.0
         } else {
-            route.loss
+            // What was measured to be sent again explains a rate that was measured with it, and nothing by itself: while
+            // more streams bring more, it lets a hop have more of them.
+            let seen = self
+                .measured(route)
+                .filter(|path| !path.filled && path.loss >= cost::LOSSY);
+            route.loss.max(seen.map_or(0.0, |path| path.loss))
         };
         StreamPath {
             rtt: self.rtt(parent, child, route),

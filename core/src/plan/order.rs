@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use super::PlanError;
 use super::ground::{Ground, SOURCE, natural};
-use crate::cost;
 use crate::id::SwitchName;
 use crate::topology::Route;
 
@@ -169,9 +168,9 @@ impl SwitchTree {
         let narrowest = route
             .edges
             .iter()
-            .map(|&edge| ground.topology.capacity(edge).bytes_per_second())
+            .map(|&edge| ground.goodput(edge).bytes_per_second())
             .fold(f64::MAX, f64::min);
-        let rate = (narrowest * cost::WIRE_EFFICIENCY).min(ground.disk_write(node).bytes_per_second());
+        let rate = narrowest.min(ground.disk_write(node).bytes_per_second());
         self.places[at].nodes.push((node, rate));
     }
 

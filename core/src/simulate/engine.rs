@@ -121,9 +121,7 @@ impl<'a> Engine<'a> {
         let part = |index: usize| 1.0 - spread * draw(trial.seed, index as u64);
         let mut capacities: Vec<f64> = (0u32..)
             .take(edge_count)
-            .map(|edge| {
-                cost::goodput(ground.topology.capacity(EdgeId(edge))).bytes_per_second() * part(edge as usize)
-            })
+            .map(|edge| ground.goodput(EdgeId(edge)).bytes_per_second() * part(edge as usize))
             .collect();
         if ground.send_limit() < Rate::UNLIMITED {
             capacities.extend(std::iter::repeat_n(ground.send_limit().bytes_per_second(), nodes));
@@ -287,13 +285,8 @@ impl<'a> Engine<'a> {
             return false;
         };
         let flow = &mut self.flows[child];
-        let (one, _) = (laid.one, laid.alone.1);
-        flow.streams = streams.unwrap_or_else(|| cost::streams_of(one, laid.alone.0, laid.streams_cap));
-        flow.alone = laid
-            .alone
-            .0
-            .min(one.times(f64::from(flow.streams)))
-            .bytes_per_second();
+        flow.streams = streams.unwrap_or_else(|| laid.carry.enough(laid.alone.0, laid.streams_cap));
+        flow.alone = laid.alone.0.min(laid.carry.rate(flow.streams)).bytes_per_second();
         flow.uses = laid.edges.iter().map(|edge| edge.0 as usize).collect();
         if self.ground.send_limit() < Rate::UNLIMITED {
             flow.uses.push(self.edge_count + parent);

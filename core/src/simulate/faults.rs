@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::engine::{Engine, Phase, What};
 use super::{DETECT, FaultKind, Move, NEXT_DIAL};
-use crate::cost;
 use crate::plan::ground::SOURCE;
 
 impl Engine<'_> {
@@ -29,7 +28,7 @@ impl Engine<'_> {
                 for interface in 0..self.ground.node(node).interfaces.len() {
                     if let Some(edge) = self.ground.topology.interface_edge(name, interface) {
                         for edge in [edge, edge.reverse()] {
-                            let full = cost::goodput(self.ground.topology.capacity(edge)).bytes_per_second();
+                            let full = self.ground.goodput(edge).bytes_per_second();
                             self.shares.capacities[edge.0 as usize] = full * share.clamp(0.0, 1.0);
                             self.resources.push(edge.0 as usize);
                         }
