@@ -10,6 +10,7 @@
 //! | [`authority`] | a throw-away CA for the demo and for tests |
 //! | [`conn`] | a connection, async or blocking |
 //! | [`local`] | the Unix socket between command line and agent of a host |
+//! | [`route`] | the routers and the MTU on the way to a host |
 //! | `tcp_info` | what the kernel counts of a connection |
 //! | `grpc` | channels and incoming streams for tonic (feature `grpc`) |
 
@@ -19,6 +20,7 @@ pub mod conn;
 pub mod grpc;
 pub mod identity;
 pub mod local;
+pub mod route;
 mod tcp_info;
 mod tls;
 
