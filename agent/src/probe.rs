@@ -72,13 +72,19 @@ pub(crate) async fn link(context: &Arc<Context>, probe: LinkProbe, voice: &Voice
     let LinkProbe { id, key, side } = probe;
     match side {
         Side::Answer { from } => {
-            let _answering = context.plane.answer_probe(id, key, from);
+            let roots = Some(context.roots.clone());
+            let _answering = context.plane.answer_probe(id, key, from, roots);
             loop {
                 beat.tick().await;
                 voice.say(&Said::Progress(Progress::default()), false).await;
             }
         }
-        Side::Measure { peer, depth, sweep } => {
+        Side::Measure {
+            peer,
+            depth,
+            sweep,
+            keep,
+        } => {
             let moved = Arc::new(AtomicU64::new(0));
             let probing = Probing {
                 id,
@@ -86,6 +92,8 @@ pub(crate) async fn link(context: &Arc<Context>, probe: LinkProbe, voice: &Voice
                 peer,
                 depth,
                 sweep,
+                keep,
+                roots: Some(context.roots.clone()),
             };
             let mut measuring = Box::pin(measure(
                 context.plane.clone(),
@@ -150,6 +158,11 @@ fn report(node: &NodeName, data: Option<IpAddr>) -> HostReport {
         backlog: number("/proc/sys/net/core/netdev_max_backlog"),
         congestion_controls: host::congestion_controls(),
         congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
+        mtu_probing: number("/proc/sys/net/ipv4/tcp_mtu_probing") > 0,
+        governor: governor(
+            &read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"),
+            read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        ),
         descriptors: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
         unix_ms: SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -159,6 +172,15 @@ fn report(node: &NodeName, data: Option<IpAddr>) -> HostReport {
             .map(|found| found.map(|address| address.ip().to_string()).collect())
             .unwrap_or_default(),
         roots: Vec::new(),
+    }
+}
+
+/// What a governor's name says. The drivers that choose frequencies themselves call their usual way powersave as well.
+fn governor(driver: &str, name: String) -> String {
+    if driver.contains("pstate") {
+        String::new()
+    } else {
+        name
     }
 }
 
@@ -181,6 +203,14 @@ fn interface_of(address: IpAddr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_that_chooses_itself_saves_no_power_at_the_wrong_time() {
+        assert_eq!(governor("acpi-cpufreq", "powersave".to_owned()), "powersave");
+        for driver in ["intel_pstate", "amd-pstate-epp"] {
+            assert_eq!(governor(driver, "powersave".to_owned()), "");
+        }
+    }
 
     #[test]
     fn this_host_describes_itself() {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use stage_core::ask::{Question, Said};
 use stage_core::assignment::Peer;
 use stage_core::bench::{
-    Cover, Depth, HostReport, LinkProbe, Measurement, Pair, Reading, Side, Subject, pairs, rounds, too_busy,
-    verdict,
+    Cover, Depth, HostReport, Keep, LinkProbe, Measurement, Pair, Reading, Side, Subject, keeps, pairs,
+    rounds, route, together, too_busy, verdict,
 };
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{JobId, JobKey, NodeName};
+use stage_core::id::{JobId, JobKey, NodeName, SwitchName};
 use stage_core::topology::{EdgeId, Topology};
 use stage_core::units::Rate;
 use stage_proto::v1;
@@ -51,6 +51,8 @@ pub(crate) struct Conductor {
     wanted: Wanted,
     begun: Begun,
     events: mpsc::Sender<Result<v1::BenchEvent, tonic::Status>>,
+    /// Whose disks take what comes over which pair.
+    keeps: BTreeMap<Pair, Keep>,
     done: usize,
     total: usize,
 }
@@ -80,6 +82,7 @@ pub(crate) async fn begin(
         wanted,
         begun,
         events,
+        keeps: BTreeMap::new(),
         done: 0,
         total: 0,
     };
@@ -124,6 +127,7 @@ impl Conductor {
             self.total += pairs.len();
             if !self.wanted.links_only {
                 self.nodes(&nodes).await?;
+                self.keeps = keeps(&pairs);
             }
             let rounds = rounds(&self.topology, &pairs);
             let count = rounds.len();
@@ -295,8 +299,13 @@ impl Conductor {
                 node: pair.to.clone(),
                 addresses: self.begun.addresses.get(&pair.to).cloned().unwrap_or_default(),
             };
-            let (depth, sweep) = (self.wanted.depth, self.wanted.sweep.is_some());
-            asks.push((pair.from.clone(), probe(Side::Measure { peer, depth, sweep })));
+            let side = Side::Measure {
+                peer,
+                depth: self.wanted.depth,
+                sweep: self.wanted.sweep.is_some(),
+                keep: self.keeps.get(&pair).copied().unwrap_or_default(),
+            };
+            asks.push((pair.from.clone(), probe(side)));
             waiting.insert(pair.from.clone(), pair.to.clone());
         }
         let mut answers = self.ask(asks).await?;
@@ -325,7 +334,8 @@ impl Conductor {
                     self.done += 1;
                     self.say(Event::Measured(shown)).await?;
                 }
-                Said::Link(reading) => {
+                Said::Link(mut reading) => {
+                    reading.switches = self.switches(&from, &to);
                     // One history for both directions.
                     let (pair, reading) = if from <= to {
                         (Pair { from, to }, *reading)
@@ -363,28 +373,49 @@ impl Conductor {
                 text,
             })
         };
-        let mut verdicts = Vec::new();
+        let mut remarks = Vec::new();
         let mut flagged = verdict::History::new();
+        let known = together::known(&history);
         for (subject, readings) in history.iter().filter(|(subject, _)| is_wanted(subject)) {
             let Some(last) = readings.last() else { continue };
             let mut shown = v1::Measured::from(last);
             shown.readings = u32::try_from(readings.len()).unwrap_or(u32::MAX);
-            if let Subject::Link(pair) = subject {
-                self.describe(pair, &mut shown);
-                if let Reading::Link(link) = &last.reading {
-                    verdicts.extend(verdict::verdicts(&self.topology, pair, link, &history));
+            match (subject, &last.reading) {
+                (Subject::Link(pair), Reading::Link(link)) => {
+                    self.describe(pair, &mut shown);
+                    let said = verdict::verdicts(&self.topology, pair, link, &history);
+                    remarks.extend(said.into_iter().map(|text| ("verdict", text)));
+                    let other = route::changed(pair, readings);
+                    remarks.extend(other.into_iter().map(|text| ("route", text)));
                 }
+                (Subject::Node(node), _) => {
+                    let together = known.get(node);
+                    shown.together = together.map(Into::into);
+                    let said = together.and_then(|together| together.words(node));
+                    remarks.extend(said.map(|text| ("verdict", text)));
+                }
+                _ => {}
             }
             flagged.insert(subject.clone(), readings.clone());
             self.say(Event::Measured(shown)).await?;
         }
-        for text in verdicts {
-            self.say(remark("verdict", text)).await?;
-        }
-        for text in verdict::flags(&self.topology, &flagged) {
-            self.say(remark("flag", text)).await?;
+        let flags = verdict::flags(&self.topology, &flagged);
+        remarks.extend(flags.into_iter().map(|text| ("flag", text)));
+        // Of one kind together, each in the order of what it is about.
+        let order = |kind: &str| ["verdict", "route", "flag"].iter().position(|one| *one == kind);
+        remarks.sort_by_key(|(kind, _)| order(kind));
+        for (kind, text) in remarks {
+            self.say(remark(kind, text)).await?;
         }
         Ok(())
+    }
+
+    /// The switches that the topology has between two.
+    fn switches(&self, from: &NodeName, to: &NodeName) -> Vec<SwitchName> {
+        self.topology
+            .route(from, to)
+            .map(|route| route.switches)
+            .unwrap_or_default()
     }
 
     /// What the way passes.

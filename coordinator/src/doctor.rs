@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stage_core::ask::Said;
 use stage_core::bench::{HostReport, LinkReading, Reading, Subject, verdict::History};
-use stage_core::doctor::{Context, examine};
+use stage_core::doctor::{Context, Way, examine};
 use stage_core::failure::Failure;
 use stage_core::id::NodeName;
 use stage_core::plan::Facts;
@@ -93,6 +93,7 @@ impl Asked {
             clock_ms: (ahead, half),
             loss: self.loss(node),
             neighbours: &neighbours,
+            ways: &self.ways(node, hosts),
         };
         v1::NodeFindings {
             node: node.to_string(),
@@ -114,6 +115,35 @@ impl Asked {
             Some(&interface.attach)
         };
         switch(one).is_some_and(|here| switch(other) == Some(here))
+    }
+
+    /// What was seen of the largest packets on ways to and from the node.
+    fn ways(&self, node: &NodeName, hosts: &BTreeMap<NodeName, (Box<HostReport>, Duration)>) -> Vec<Way> {
+        let mtu = |other: &NodeName| {
+            let now = hosts.get(other).map(|(host, _)| host.mtu);
+            now.or_else(
+                || match &self.history.get(&Subject::Node(other.clone()))?.last()?.reading {
+                    Reading::Node(reading) => Some(reading.host.mtu),
+                    Reading::Link(_) => None,
+                },
+            )
+        };
+        self.history
+            .iter()
+            .filter_map(|(subject, readings)| match (subject, &readings.last()?.reading) {
+                (Subject::Link(pair), Reading::Link(link)) if pair.from == *node || pair.to == *node => {
+                    let other = if pair.from == *node { &pair.to } else { &pair.from };
+                    Some(Way {
+                        other: other.clone(),
+                        other_mtu: mtu(other).unwrap_or(0),
+                        mtu: link.trace.mtu,
+                        swallows: link.trace.swallows,
+                        rtt: link.rtt.median,
+                    })
+                }
+                _ => None,
+            })
+            .collect()
     }
 
     /// The loss that was measured last on a way to or from the node: the largest.

@@ -6,17 +6,20 @@
 mod capacity;
 pub mod facts;
 mod pairs;
+pub mod route;
+pub mod together;
 pub mod verdict;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-pub use pairs::{Cover, Pair, pairs, rounds};
+pub use pairs::{Cover, Pair, keeps, pairs, rounds};
 
 use crate::assignment::Peer;
 use crate::failure::Failure;
-use crate::id::{JobId, JobKey, NodeName, RootName};
+use crate::id::{JobId, JobKey, NodeName, RootName, SwitchName};
 use crate::plan::WindowLimits;
 use crate::units::{ByteCount, Rate};
 
@@ -66,6 +69,15 @@ impl Depth {
             Self::Quick => Duration::from_millis(200),
             Self::Usual => Duration::from_millis(800),
             Self::Full => Duration::from_secs(3),
+        }
+    }
+
+    /// How long a root takes what comes from the network.
+    pub fn keep_time(self) -> Duration {
+        match self {
+            Self::Quick => Duration::from_millis(400),
+            Self::Usual => Duration::from_millis(1500),
+            Self::Full => Duration::from_secs(10),
         }
     }
 
@@ -165,7 +177,18 @@ pub enum Side {
         depth: Depth,
         /// Not until more streams bring nothing, but each count of the grid with each of its windows.
         sweep: bool,
+        /// At which ends what comes is written to disk, too.
+        keep: Keep,
     },
+}
+
+/// At which ends of a way what comes over it is written to disk, too.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Keep {
+    /// At that of the one who dials.
+    pub here: bool,
+    /// At that of the one who answers.
+    pub there: bool,
 }
 
 /// What a host says of itself.
@@ -199,6 +222,10 @@ pub struct HostReport {
     pub congestion_control: String,
     /// Files that the agent may have open.
     pub descriptors: u64,
+    /// `tcp_mtu_probing`: its connections find out by themselves that large packets vanish on the way.
+    pub mtu_probing: bool,
+    /// How processors save power, where that costs speed ("powersave"); empty: they do not, or nobody says.
+    pub governor: String,
     /// Its clock: Unix time in milliseconds, when it answered.
     pub unix_ms: u64,
     /// The addresses to which the node's own name resolves there; empty: it does not.
@@ -266,6 +293,29 @@ pub struct LinkReading {
     pub forward: Vec<StreamReading>,
     /// Towards it.
     pub backward: Vec<StreamReading>,
+    /// From the network to the disk of the second, durable; `None` if that was not measured.
+    pub forward_kept: Option<StreamReading>,
+    /// From the network to the disk of the first.
+    pub backward_kept: Option<StreamReading>,
+    /// The switches passed, as the topology had it then.
+    pub switches: Vec<SwitchName>,
+    /// What was seen of the way by its packets.
+    pub trace: Trace,
+}
+
+/// The way of packets between two nodes.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// Who answered from which distance, the other node last if it was reached; `None`: nobody.
+    pub routers: Vec<Option<IpAddr>>,
+    /// The other node answered.
+    pub reached: bool,
+    /// The largest packet that gets there, IP's header included; 0: not known.
+    pub mtu: u32,
+    /// Larger ones vanish, and no router says so.
+    pub swallows: bool,
+    /// It was the second of the pair who looked, and the routers stand in the order from there.
+    pub from_second: bool,
 }
 
 /// Round trips.
@@ -354,6 +404,13 @@ impl LinkReading {
             rtt: self.rtt,
             forward: self.backward.clone(),
             backward: self.forward.clone(),
+            forward_kept: self.backward_kept,
+            backward_kept: self.forward_kept,
+            switches: self.switches.iter().rev().cloned().collect(),
+            trace: Trace {
+                from_second: !self.trace.from_second,
+                ..self.trace.clone()
+            },
         }
     }
 }

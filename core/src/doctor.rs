@@ -8,7 +8,7 @@ use crate::bench::HostReport;
 use crate::cost;
 use crate::id::NodeName;
 use crate::plan::{Facts, WindowLimits};
-use crate::topology::Topology;
+use crate::topology::{Route, Topology};
 use crate::units::{ByteCount, Rate, show_time};
 
 /// A clock that is off by more than this confuses who reads logs, and certificates that are young.
@@ -41,6 +41,23 @@ pub struct Context<'c> {
     pub loss: f64,
     /// MTUs of other nodes at the same switches, with their names.
     pub neighbours: &'c [(NodeName, u32)],
+    /// What `stage bench` saw of ways to or from this node.
+    pub ways: &'c [Way],
+}
+
+/// The largest packet on the way to another node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Way {
+    /// The other node.
+    pub other: NodeName,
+    /// What its interface has; 0: not known.
+    pub other_mtu: u32,
+    /// The largest packet that gets through; 0: not known.
+    pub mtu: u32,
+    /// Larger ones vanish, and no router says so.
+    pub swallows: bool,
+    /// Round trip.
+    pub rtt: Duration,
 }
 
 /// What was found.
@@ -73,9 +90,11 @@ pub fn examine(node: &NodeName, host: &HostReport, context: &Context<'_>) -> Vec
     found.extend(windows(node, host, context));
     found.extend(nic(node, host, context.topology));
     found.extend(mtu(host, context.neighbours));
+    found.extend(path_mtu(host, context.ways));
     found.extend(loss(node, host, context));
     found.extend(backlog(node, host, context.topology));
     found.extend(descriptors(host));
+    found.extend(governor(host));
     found
 }
 
@@ -154,22 +173,23 @@ fn sysctl(setting: &str) -> String {
     format!("sysctl -w {setting}  # and in /etc/sysctl.d/90-stage.conf to keep it")
 }
 
+/// The ways to other nodes. One node at each switch will do: the way there is the same for all.
+fn ways<'t>(node: &'t NodeName, topology: &'t Topology) -> impl Iterator<Item = (&'t NodeName, Route)> {
+    let mut seen = std::collections::BTreeSet::new();
+    topology.nodes().iter().filter_map(move |other| {
+        let interface = other.interfaces.first()?;
+        if other.name == *node || !seen.insert(&interface.attach) {
+            return None;
+        }
+        Some((&other.name, topology.route(node, &other.name)?))
+    })
+}
+
 /// The longest fat path to another node: what its windows must hold.
 fn fattest(node: &NodeName, context: &Context<'_>) -> Option<(NodeName, Rate, Duration)> {
     let mut fattest: Option<(NodeName, Rate, Duration)> = None;
-    // One node at each switch will do: the way there is the same for all.
-    let mut seen = std::collections::BTreeSet::new();
-    for other in context.topology.nodes() {
-        let Some(interface) = other.interfaces.first() else {
-            continue;
-        };
-        if other.name == *node || !seen.insert(&interface.attach) {
-            continue;
-        }
-        let Some(route) = context.topology.route(node, &other.name) else {
-            continue;
-        };
-        let rtt = context.facts.rtt(node, &other.name, &route);
+    for (other, route) in ways(node, context.topology) {
+        let rtt = context.facts.rtt(node, other, &route);
         let rate = route
             .edges
             .iter()
@@ -180,7 +200,7 @@ fn fattest(node: &NodeName, context: &Context<'_>) -> Option<(NodeName, Rate, Du
             .as_ref()
             .is_none_or(|(_, before, long)| held(rate, rtt) > held(*before, *long))
         {
-            fattest = Some((other.name.clone(), rate, rtt));
+            fattest = Some((other.clone(), rate, rtt));
         }
     }
     fattest
@@ -264,24 +284,87 @@ fn mtu(host: &HostReport, neighbours: &[(NodeName, u32)]) -> Option<Finding> {
     })
 }
 
+/// A way on which packets must be smaller than both interfaces would have them.
+fn path_mtu(host: &HostReport, ways: &[Way]) -> Option<Finding> {
+    let is_narrow = |way: &&Way| {
+        let both = host.mtu.min(way.other_mtu);
+        // IP has no packets above 65,535 bytes, although loopback's MTU is 65,536.
+        way.mtu > 0 && way.mtu < both.min(u16::MAX.into())
+    };
+    let narrow: Vec<&Way> = ways.iter().filter(is_narrow).collect();
+    // The worst first: packets that vanish, then the smallest.
+    let swallowed = narrow.iter().filter(|way| way.swallows && !host.mtu_probing);
+    if let Some(way) = swallowed.min_by_key(|way| way.mtu) {
+        return Some(finding(
+            "path_mtu",
+            format!(
+                "packets of more than {} bytes to or from {} vanish and nobody says so; the interface {} sends {}: \
+                 connections stand still",
+                way.mtu, way.other, host.interface, host.mtu
+            ),
+            format!(
+                "{}; or: ip link set dev {} mtu {}; or mend the MTU on the way, or let ICMP through",
+                sysctl("net.ipv4.tcp_mtu_probing=1"),
+                host.interface,
+                way.mtu
+            ),
+        ));
+    }
+    // Over long ways jumbo frames are not expected to pass, and each connection finds that out from the routers.
+    let told = narrow.iter().filter(|way| !way.swallows && way.rtt < FAR);
+    told.min_by_key(|way| way.mtu).map(|way| {
+        finding(
+            "path_mtu",
+            format!(
+                "the way to {} takes packets of {} bytes, the interfaces at both ends have {}: something between them \
+                 is set up for less",
+                way.other,
+                way.mtu,
+                host.mtu.min(way.other_mtu)
+            ),
+            format!(
+                "raise the MTU of the switches and routers between them; or: ip link set dev {} mtu {}",
+                host.interface, way.mtu
+            ),
+        )
+    })
+}
+
+fn governor(host: &HostReport) -> Option<Finding> {
+    (host.governor == "powersave").then(|| {
+        finding(
+            "governor",
+            "its processors stay at their lowest frequency (governor powersave): hashes and ciphers are slow"
+                .to_owned(),
+            "cpupower frequency-set -g performance",
+        )
+    })
+}
+
 fn loss(node: &NodeName, host: &HostReport, context: &Context<'_>) -> Option<Finding> {
-    let told = context
-        .topology
-        .nodes()
-        .iter()
-        .filter(|other| other.name != *node)
-        .filter_map(|other| context.topology.route(node, &other.name))
-        .map(|route| route.loss)
+    let told = ways(node, context.topology)
+        .map(|(_, route)| route.loss)
         .fold(0.0, f64::max);
     let loss = told.max(context.loss);
     let has = |name: &str| host.congestion_controls.iter().any(|control| control == name);
+    // What a link of the topology asks for, else what helps against loss.
+    let asked = ways(node, context.topology)
+        .filter_map(|(_, route)| route.congestion_control)
+        .find(|control| !has(control));
+    let offered = host.congestion_controls.join(", ");
+    if let Some(asked) = asked {
+        return Some(finding(
+            "congestion_control",
+            format!("the topology asks for {asked} on a way from here, and the kernel offers only {offered}"),
+            format!("modprobe tcp_{asked}  # and `tcp_{asked}` in /etc/modules-load.d/stage.conf to keep it"),
+        ));
+    }
     (loss >= LOSSY && !has("bbr")).then(|| {
         finding(
             "congestion_control",
             format!(
-                "ways from here lose {:.2} % of their packets, and the kernel offers only {}: bbr does not slow down at each of them",
+                "ways from here lose {:.2} % of their packets, and the kernel offers only {offered}: bbr does not slow down at each of them",
                 loss * 100.0,
-                host.congestion_controls.join(", ")
             ),
             "modprobe tcp_bbr  # and `tcp_bbr` in /etc/modules-load.d/stage.conf to keep it",
         )
@@ -344,6 +427,8 @@ mod tests {
             congestion_controls: vec!["cubic".to_owned()],
             congestion_control: "cubic".to_owned(),
             descriptors: 65536,
+            mtu_probing: false,
+            governor: String::new(),
             unix_ms: 1,
             resolves_to: vec!["10.0.0.2".to_owned()],
             roots: vec![RootSpace {
@@ -362,6 +447,7 @@ mod tests {
         clock_ms: (i64, u64),
         loss: f64,
         neighbours: Vec<(NodeName, u32)>,
+        ways: Vec<Way>,
     }
 
     fn found(change: impl FnOnce(&mut Case)) -> Vec<Finding> {
@@ -371,6 +457,7 @@ mod tests {
             clock_ms: (0, 0),
             loss: 0.0,
             neighbours: ["n0", "n2"].map(|name| (name.parse().unwrap(), 9000)).to_vec(),
+            ways: Vec::new(),
         };
         change(&mut case);
         let topology = Topology::parse("t", &case.topology).unwrap();
@@ -381,6 +468,7 @@ mod tests {
             clock_ms: case.clock_ms,
             loss: case.loss,
             neighbours: &case.neighbours,
+            ways: &case.ways,
         };
         examine(&"n1".parse().unwrap(), &case.host, &context)
     }
@@ -481,6 +569,84 @@ mod tests {
     }
 
     #[test]
+    fn a_way_that_takes_smaller_packets_than_both_ends_is_found() {
+        let way = |other: &str, mtu, rtt_ms| Way {
+            other: other.parse().unwrap(),
+            other_mtu: 9000,
+            mtu,
+            swallows: false,
+            rtt: Duration::from_millis(rtt_ms),
+        };
+        let hole = |mtu| Way {
+            swallows: true,
+            ..way("z", mtu, 100)
+        };
+        let cut = only(|case| case.ways = vec![way("n0", 9000, 0), way("n2", 1500, 0)]);
+        assert_eq!(cut.check, "path_mtu");
+        assert!(
+            cut.message.contains("the way to n2 takes packets of 1500"),
+            "{}",
+            cut.message
+        );
+        assert!(
+            cut.mend.ends_with("ip link set dev eth0 mtu 1500"),
+            "{}",
+            cut.mend
+        );
+        let vanish = only(|case| case.ways = vec![way("n2", 1500, 0), hole(1400), hole(1280)]);
+        assert!(
+            vanish
+                .message
+                .contains("more than 1280 bytes to or from z vanish"),
+            "{}",
+            vanish.message
+        );
+        assert!(
+            vanish.mend.starts_with("sysctl -w net.ipv4.tcp_mtu_probing=1"),
+            "{}",
+            vanish.mend
+        );
+        // Mended; and nothing is wrong where the other end has no more, or the way is long and its routers speak.
+        assert_eq!(
+            found(|case| {
+                case.host.mtu_probing = true;
+                case.ways = vec![hole(1280)];
+            }),
+            []
+        );
+        let narrow = Way {
+            other_mtu: 1500,
+            ..way("n2", 1500, 0)
+        };
+        assert_eq!(
+            found(|case| case.ways = vec![way("z", 1500, 100), narrow, way("n0", 0, 0)]),
+            []
+        );
+        assert_eq!(
+            found(|case| {
+                case.host.mtu = 65_536;
+                case.neighbours.clear();
+                case.ways = vec![Way {
+                    other_mtu: 65_536,
+                    ..way("n0", 65_535, 0)
+                }];
+            }),
+            [],
+            "loopback"
+        );
+    }
+
+    #[test]
+    fn processors_that_save_power_are_found() {
+        let slow = only(|case| case.host.governor = "powersave".to_owned());
+        assert_eq!(
+            (slow.check, slow.mend.as_str()),
+            ("governor", "cpupower frequency-set -g performance")
+        );
+        assert_eq!(found(|case| case.host.governor = "schedutil".to_owned()), []);
+    }
+
+    #[test]
     fn a_name_that_leads_to_loopback_is_found() {
         let lost = only(|case| case.host.resolves_to = vec!["10.0.0.2".to_owned(), "127.0.1.1".to_owned()]);
         assert_eq!(lost.check, "name");
@@ -507,6 +673,12 @@ mod tests {
         assert!(lossy.mend.starts_with("modprobe tcp_bbr"), "{}", lossy.mend);
         let told = only(|case| case.topology = FABRIC.to_owned() + "loss = \"0.1 %\"\n");
         assert!(told.message.contains("0.10 %"), "{}", told.message);
+        let asked = only(|case| case.topology = FABRIC.to_owned() + "congestion_control = \"bbr\"\n");
+        assert!(
+            asked.message.contains("the topology asks for bbr"),
+            "{}",
+            asked.message
+        );
         assert_eq!(
             found(|case| {
                 case.loss = 0.002;

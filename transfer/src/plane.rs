@@ -22,6 +22,7 @@ use crate::error::TransferError;
 use crate::hello::{self, Answer, Asked, ConnKind, Welcome};
 use crate::outbound::{Hop, Member, Place, Served, Serving};
 use crate::probe::{Answering, Probed};
+use crate::root::Roots;
 use crate::store::Store;
 use crate::sync::lock;
 
@@ -179,9 +180,16 @@ impl DataPlane {
         }
     }
 
-    /// Answers a measurement of `from`'s for as long as the [`Answering`] is kept.
-    pub fn answer_probe(self: &Arc<Self>, id: JobId, key: JobKey, from: NodeName) -> Answering {
-        let probed = Arc::new(Probed::new(id, key, from));
+    /// Answers a measurement of `from`'s for as long as the [`Answering`] is kept. With `roots`, it may be asked to write
+    /// what comes to the first of them.
+    pub fn answer_probe(
+        self: &Arc<Self>,
+        id: JobId,
+        key: JobKey,
+        from: NodeName,
+        roots: Option<Arc<Roots>>,
+    ) -> Answering {
+        let probed = Arc::new(Probed::new(id, key, from, roots));
         lock(&self.jobs).probes.insert(id, probed.clone());
         Answering::new(probed, Arc::downgrade(self))
     }

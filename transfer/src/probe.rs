@@ -8,27 +8,35 @@
 //!            ◄───────────────────────────── Count        what came so far, by when, and what was sent again
 //!            ◄───────────────────────────── Take         bytes until the connection ends
 //!            ◄───────────────────────────── Give         … and here from the one who answers
+//!            ◄───────────────────────────── Place        a file is made, for so many bytes; or not, and why does not matter
+//!            ◄───────────────────────────── Keep         as Take, and the bytes go into that file ([`sink`])
+//!            ◄───────────────────────────── Done         what became durable, in which time
 //! ```
 //!
-//! The first connection is for echoes and counts, each stream has one of its own. Rates are those of arrival, by the
+//! The first connection is for echoes, counts and the file, each stream has one of its own. Rates are those of arrival, by the
 //! clock of whoever receives, after the streams have come up to speed.
 
+mod bursts;
 pub mod cpu;
 pub mod disk;
 mod measure;
+mod sink;
 
 use std::io::{self, Read as _, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use stage_core::bench::Depth;
 use stage_core::id::{JobId, JobKey, NodeName};
 use stage_core::units::ByteCount;
 use stage_net::{BlockingConn, Closer};
 
 pub use measure::{Probing, measure};
 
+use self::sink::Sink;
 use crate::plane::DataPlane;
+use crate::root::Roots;
 use crate::sync::{lock, random};
 
 /// Bytes of each request, the first of which says what.
@@ -37,6 +45,9 @@ const ECHO: u8 = b'E';
 const COUNT: u8 = b'C';
 const TAKE: u8 = b'T';
 const GIVE: u8 = b'G';
+const PLACE: u8 = b'P';
+const KEEP: u8 = b'K';
+const DONE: u8 = b'D';
 /// Connections of one measurement at once: its streams, and the one that counts.
 const CONNECTIONS: usize = stage_core::cost::MAX_STREAMS as usize + 1;
 /// A connection on which nothing is asked for so long is over: who measures may pause between bursts.
@@ -87,6 +98,14 @@ impl Count {
     }
 }
 
+/// Asks for a file of so many bytes at most, whose rate counts from `run_up` after the first byte on.
+fn place(most: ByteCount, run_up: Duration) -> [u8; REQUEST] {
+    let mut bytes = request(PLACE, most);
+    let run_up = u32::try_from(run_up.as_millis()).unwrap_or(u32::MAX);
+    bytes[4..8].copy_from_slice(&run_up.to_le_bytes());
+    bytes
+}
+
 /// The window counts for what is taken and given.
 fn request(what: u8, window: ByteCount) -> [u8; REQUEST] {
     let mut bytes = [0; REQUEST];
@@ -108,6 +127,9 @@ pub(crate) struct Probed {
     id: JobId,
     pub(crate) key: JobKey,
     pub(crate) from: NodeName,
+    /// Where it may be asked to write.
+    roots: Option<Arc<Roots>>,
+    sink: Mutex<Option<Arc<Sink>>>,
     begun: Instant,
     received: AtomicU64,
     /// Of connections that have ended.
@@ -124,11 +146,13 @@ struct Open {
 }
 
 impl Probed {
-    pub(crate) fn new(id: JobId, key: JobKey, from: NodeName) -> Self {
+    pub(crate) fn new(id: JobId, key: JobKey, from: NodeName, roots: Option<Arc<Roots>>) -> Self {
         Self {
             id,
             key,
             from,
+            roots,
+            sink: Mutex::default(),
             begun: Instant::now(),
             received: AtomicU64::new(0),
             retransmissions: AtomicU64::new(0),
@@ -175,6 +199,35 @@ impl Probed {
         }
     }
 
+    /// Makes a file to write to; false where there is none to be had.
+    fn place(&self, most: ByteCount, run_up: Duration) -> bool {
+        let Some(roots) = &self.roots else { return false };
+        // Whoever asks fills no more than the deepest measurement would.
+        let most = most.min(Depth::Full.disk_bytes());
+        match Sink::open(roots, most, run_up) {
+            Ok(sink) => {
+                let there = sink.is_some();
+                *lock(&self.sink) = sink.map(Arc::new);
+                there
+            }
+            Err(failure) => {
+                tracing::debug!(from = %self.from, %failure, "a measurement finds no place to write");
+                false
+            }
+        }
+    }
+
+    /// What became durable.
+    fn done(&self) -> io::Result<Count> {
+        let sink = lock(&self.sink).take();
+        let (bytes, time) = sink.ok_or(io::ErrorKind::NotFound)?.finish()?;
+        Ok(Count {
+            received: bytes.0,
+            at: time,
+            retransmissions: 0,
+        })
+    }
+
     /// Does what the connection asks until it ends. Blocks.
     pub(crate) fn serve(&self, number: u64, mut conn: BlockingConn) {
         // How it ends says nothing: whoever measures closes it when it has seen enough.
@@ -199,10 +252,22 @@ impl Probed {
             match bytes[0] {
                 ECHO => conn.write_all(&bytes)?,
                 COUNT => conn.write_all(&self.count().encode())?,
+                PLACE => {
+                    let mut run_up = [0; 4];
+                    run_up.copy_from_slice(&bytes[4..8]);
+                    let run_up = Duration::from_millis(u32::from_le_bytes(run_up).into()).min(LONGEST);
+                    bytes[1] = self.place(number(&bytes), run_up).into();
+                    conn.write_all(&bytes)?;
+                }
+                DONE => conn.write_all(&self.done()?.encode())?,
+                KEEP => {
+                    let sink = lock(&self.sink).clone();
+                    let sink = sink.ok_or(io::ErrorKind::NotFound)?;
+                    conn.set_read_timeout(Some(STANDSTILL))?;
+                    return sink.keep(conn);
+                }
                 TAKE | GIVE => {
-                    let mut window = [0; 8];
-                    window.copy_from_slice(&bytes[8..]);
-                    set_window(conn, ByteCount(u64::from_le_bytes(window)))?;
+                    set_window(conn, number(&bytes))?;
                     if bytes[0] == GIVE {
                         return give(conn, &AtomicU64::new(0));
                     }
@@ -214,6 +279,13 @@ impl Probed {
             conn.flush()?;
         }
     }
+}
+
+/// The number in a request.
+fn number(request: &[u8; REQUEST]) -> ByteCount {
+    let mut number = [0; 8];
+    number.copy_from_slice(&request[8..]);
+    ByteCount(u64::from_le_bytes(number))
 }
 
 /// Reads until the connection ends, and counts.

@@ -202,6 +202,9 @@ fn said(said: Said) -> Said {
         Said::Link(mut reading) => {
             reading.forward.truncate(ROOTS);
             reading.backward.truncate(ROOTS);
+            reading.trace.routers.truncate(ROOTS);
+            // The way as the topology has it is the coordinator's to say.
+            reading.switches.clear();
             Said::Link(reading)
         }
     }
@@ -213,6 +216,7 @@ fn host(host: &mut HostReport) {
         &mut host.kernel,
         &mut host.interface,
         &mut host.congestion_control,
+        &mut host.governor,
     ] {
         *words = text(words);
     }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use stage_core::ask::Said;
-use stage_core::bench::{DiskReading, HostReport, LinkReading, NodeReading, RootSpace, Rtt, StreamReading};
+use stage_core::bench::{
+    DiskReading, HostReport, LinkReading, NodeReading, RootSpace, Rtt, StreamReading, Trace,
+};
 use stage_core::failure::{Code, Failure};
 use stage_core::units::{ByteCount, Rate};
 use stage_proto::v1;
@@ -41,8 +43,23 @@ fn mb(rate: f64) -> Rate {
     Rate::from_bytes_per_second(rate * 1e6)
 }
 
+fn stream(mb_per_second: f64) -> StreamReading {
+    StreamReading {
+        streams: 1,
+        window: ByteCount(0),
+        rate: mb(mb_per_second),
+        bytes: ByteCount(1 << 30),
+        retransmissions: 0,
+    }
+}
+
 /// What an agent answers whose disk writes so many MB/s.
 fn answer(ask: &v1::Ask, load: f64, disk: f64) -> Vec<v1::Said> {
+    answer_by(ask, load, disk, "10.0.0.254")
+}
+
+/// The same with this router on its way.
+fn answer_by(ask: &v1::Ask, load: f64, disk: f64, router: &str) -> Vec<v1::Said> {
     let said = match ask.question.as_ref().unwrap() {
         Question::Host(_) => Said::Host(Box::new(host(load))),
         Question::ProbeNode(_) => Said::Node(Box::new(NodeReading {
@@ -62,14 +79,19 @@ fn answer(ask: &v1::Ask, load: f64, disk: f64) -> Vec<v1::Said> {
             Side::AnswerTo(_) => return vec![v1::Said::of(&Said::Progress(Default::default()), false)],
             Side::Measure(_) => Said::Link(Box::new(LinkReading {
                 rtt: Rtt::of(vec![Duration::from_micros(150)]),
-                forward: vec![StreamReading {
-                    streams: 1,
-                    window: ByteCount(0),
-                    rate: mb(1100.0),
-                    bytes: ByteCount(1 << 30),
-                    retransmissions: 0,
-                }],
+                forward: vec![stream(1100.0)],
                 backward: Vec::new(),
+                forward_kept: Some(stream(100.0)),
+                backward_kept: None,
+                // The coordinator knows better.
+                switches: vec!["elsewhere".parse().unwrap()],
+                trace: Trace {
+                    routers: vec![router.parse().ok(), "127.0.0.11".parse().ok()],
+                    reached: true,
+                    mtu: 1400,
+                    swallows: true,
+                    from_second: false,
+                },
             })),
         },
         _ => return Vec::new(),
@@ -90,6 +112,10 @@ fn fine(ask: &v1::Ask) -> Vec<v1::Said> {
 
 fn slow(ask: &v1::Ask) -> Vec<v1::Said> {
     answer(ask, 0.1, 180.0)
+}
+
+fn rerouted(ask: &v1::Ask) -> Vec<v1::Said> {
+    answer_by(ask, 0.1, 2000.0, "10.0.7.254")
 }
 
 fn loaded(ask: &v1::Ask) -> Vec<v1::Said> {
@@ -118,6 +144,19 @@ async fn heard(mut events: Streaming<v1::BenchEvent>) -> Vec<Event> {
 
 async fn bench(lab: &Lab, request: v1::BenchRequest) -> Vec<Event> {
     heard(lab.operator().await.bench(request).await.unwrap().into_inner()).await
+}
+
+async fn doctor(lab: &Lab, nodes: &str) -> Vec<v1::NodeFindings> {
+    let request = v1::DoctorRequest {
+        hello: Some(stage_proto::version::hello()),
+        nodes: nodes.to_owned(),
+    };
+    let mut told = lab.operator().await.doctor(request).await.unwrap().into_inner();
+    let mut findings = Vec::new();
+    while let Some(node) = told.message().await.unwrap() {
+        findings.push(node);
+    }
+    findings
 }
 
 fn measured(events: &[Event]) -> Vec<(&str, &str)> {
@@ -171,8 +210,17 @@ async fn what_is_measured_is_kept_and_planned_with() {
     );
     assert_eq!(
         remarks(&events, "verdict"),
-        ["n1: its disk writes 180 MB/s; the way from n0 to n1 could carry 1.10 GB/s"]
+        [
+            "n1 takes turns: from the network to the disk 100 MB/s, where side by side would give 180 MB/s and in \
+             turns 155 MB/s",
+            "n1: its disk writes 180 MB/s; the way from n0 to n1 could carry 1.10 GB/s"
+        ]
     );
+    let switches = events.iter().find_map(|event| match event {
+        Event::Measured(measured) => Some(measured.link.as_ref()?.switches.clone()),
+        _ => None,
+    });
+    assert_eq!(switches.unwrap(), ["s"]);
     // Both ends have one key; the other side is told when it is over.
     let probe = |agent: &Agent| {
         let memory = agent.memory.lock().unwrap();
@@ -184,6 +232,10 @@ async fn what_is_measured_is_kept_and_planned_with() {
     let ((_, measures), (id, answers)) = (probe(&n0).unwrap(), probe(&n1).unwrap());
     assert_eq!((&measures.id, &measures.key), (&answers.id, &answers.key));
     assert_eq!(answers.side, Some(Side::AnswerTo("n0".to_owned())));
+    let Some(Side::Measure(measure)) = &measures.side else {
+        panic!("{measures:?}")
+    };
+    assert!(measure.keep_here && measure.keep_there, "the disk of each, once");
     let withdrawn = async {
         while !n1.memory.lock().unwrap().withdrawn.contains(&id) {
             tokio::task::yield_now().await;
@@ -195,7 +247,8 @@ async fn what_is_measured_is_kept_and_planned_with() {
     // A restart forgets nothing, and a plan is made from it.
     lab.end().await.unwrap();
     lab.begin().await.unwrap();
-    let _n0 = n0.again(&lab, with(fine)).await;
+    let _n0 = n0.again(&lab, with(rerouted)).await;
+    let _n1 = n1.again(&lab, with(slow)).await;
     let mut show = request("n[0-1]");
     show.show = true;
     let shown = bench(&lab, show).await;
@@ -210,6 +263,19 @@ async fn what_is_measured_is_kept_and_planned_with() {
     let plan = reply.plan.unwrap();
     assert!(plan.hops[0].limited_by.contains("disk of n1"), "{plan:?}");
     assert_eq!(plan.hops[0].bytes_per_second, 1.8e8);
+
+    // Measured again, the way is another one; only links are.
+    let mut links = request("n[0-1]");
+    links.links_only = true;
+    let events = bench(&lab, links).await;
+    assert_eq!(measured(&events), [("n0", "n1")]);
+    assert_eq!(
+        remarks(&events, "route"),
+        ["packets from n0 to n1 pass 10.0.7.254, 127.0.0.11 now; before, they passed 10.0.0.254, 127.0.0.11"]
+    );
+    let told = doctor(&lab, "n[0-1]").await;
+    let path = |node: &v1::NodeFindings| node.findings.iter().any(|found| found.check == "path_mtu");
+    assert!(told.iter().all(path), "{told:?}");
 }
 
 #[tokio::test]
@@ -276,15 +342,7 @@ async fn a_doctor_compares_what_hosts_say_with_what_is_known() {
     };
     let _n0 = Agent::join(&lab, "n0", with(fine)).await;
     let _n1 = Agent::join(&lab, "n1", with(odd)).await;
-    let request = v1::DoctorRequest {
-        hello: Some(stage_proto::version::hello()),
-        nodes: "n[0-2]".to_owned(),
-    };
-    let mut told = lab.operator().await.doctor(request).await.unwrap().into_inner();
-    let mut nodes = Vec::new();
-    while let Some(node) = told.message().await.unwrap() {
-        nodes.push(node);
-    }
+    let nodes = doctor(&lab, "n[0-2]").await;
     let checks = |at: usize| -> Vec<&str> {
         nodes[at]
             .findings

@@ -144,6 +144,7 @@ mod tests {
                 },
                 forward: rates(forward),
                 backward: rates(backward),
+                ..LinkReading::default()
             })),
         }
     }

@@ -7,6 +7,8 @@ use std::time::Duration;
 use crate::id::{NodeName, SwitchName};
 use crate::topology::{End, Link, Route, Topology};
 
+use super::Keep;
+
 /// A link with such an RTT leads to another site.
 const FAR: Duration = Duration::from_millis(1);
 
@@ -190,6 +192,21 @@ fn to_sites(topology: &Topology, nodes: &[NodeName], source: &NodeName, chosen: 
     }
 }
 
+/// In which of the pairs the disk of which node takes what comes from the network: that of each node once, in its first.
+pub fn keeps(pairs: &[Pair]) -> BTreeMap<Pair, Keep> {
+    let mut seen = BTreeSet::new();
+    pairs
+        .iter()
+        .map(|pair| {
+            let keep = Keep {
+                here: seen.insert(&pair.from),
+                there: seen.insert(&pair.to),
+            };
+            (pair.clone(), keep)
+        })
+        .collect()
+}
+
 /// The pairs in rounds, in each of which every node and every link is in one pair at most.
 pub fn rounds(topology: &Topology, pairs: &[Pair]) -> Vec<Vec<Pair>> {
     #[derive(Default)]
@@ -315,6 +332,21 @@ rtt = "15 ms"
         assert_eq!(pairs(&topology, &one, &one[0], Cover::Interfaces), []);
         let two: Vec<NodeName> = ["a1", "z2"].map(|name| name.parse().unwrap()).to_vec();
         assert_eq!(shown(&pairs(&topology, &two, &two[0], Cover::Links)), ["a1-z2"]);
+    }
+
+    #[test]
+    fn each_disk_takes_what_comes_from_the_network_once() {
+        let topology = topology();
+        let nodes = all(&topology);
+        let pairs = pairs(&topology, &nodes, &nodes[0], Cover::Interfaces);
+        let mut taken: Vec<NodeName> = Vec::new();
+        for (pair, keep) in keeps(&pairs) {
+            taken.extend(keep.here.then_some(pair.from));
+            taken.extend(keep.there.then_some(pair.to));
+        }
+        let mut wanted = nodes;
+        (taken.sort(), wanted.sort());
+        assert_eq!(taken, wanted);
     }
 
     #[test]

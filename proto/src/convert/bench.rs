@@ -1,8 +1,11 @@
 //! Measurements, and the questions that ask for them.
 
+use std::net::IpAddr;
+
+use stage_core::bench::together::Together;
 use stage_core::bench::{
-    DiskReading, HostReport, LinkProbe, LinkReading, Measurement, NodeReading, Pair, Reading, RootSpace, Rtt,
-    Side, StreamReading, Subject,
+    DiskReading, HostReport, Keep, LinkProbe, LinkReading, Measurement, NodeReading, Pair, Reading,
+    RootSpace, Rtt, Side, StreamReading, Subject, Trace,
 };
 use stage_core::id::JobKey;
 use stage_core::units::{ByteCount, Rate};
@@ -18,10 +21,17 @@ impl From<&LinkProbe> for v1::ProbeLink {
             key: probe.key.0.to_vec(),
             side: Some(match &probe.side {
                 Side::Answer { from } => Wire::AnswerTo(from.to_string()),
-                Side::Measure { peer, depth, sweep } => Wire::Measure(v1::MeasureLink {
+                Side::Measure {
+                    peer,
+                    depth,
+                    sweep,
+                    keep,
+                } => Wire::Measure(v1::MeasureLink {
                     peer: Some(peer.into()),
                     depth: depth.to_string(),
                     sweep: *sweep,
+                    keep_here: keep.here,
+                    keep_there: keep.there,
                 }),
             }),
         }
@@ -43,6 +53,10 @@ impl TryFrom<&v1::ProbeLink> for LinkProbe {
                     peer: required("measure.peer", measure.peer.as_ref())?.try_into()?,
                     depth: parse("measure.depth", &measure.depth)?,
                     sweep: measure.sweep,
+                    keep: Keep {
+                        here: measure.keep_here,
+                        there: measure.keep_there,
+                    },
                 },
             },
         })
@@ -79,6 +93,8 @@ impl From<&HostReport> for v1::HostReport {
             unix_ms: host.unix_ms,
             resolves_to: host.resolves_to.clone(),
             roots: host.roots.iter().map(Into::into).collect(),
+            mtu_probing: host.mtu_probing,
+            governor: host.governor.clone(),
         }
     }
 }
@@ -103,6 +119,8 @@ impl TryFrom<&v1::HostReport> for HostReport {
             descriptors: wire.descriptors,
             unix_ms: wire.unix_ms,
             resolves_to: wire.resolves_to.clone(),
+            mtu_probing: wire.mtu_probing,
+            governor: wire.governor.clone(),
             roots: wire
                 .roots
                 .iter()
@@ -179,26 +197,74 @@ impl TryFrom<&v1::NodeReading> for NodeReading {
     }
 }
 
+impl From<&StreamReading> for v1::StreamReading {
+    fn from(reading: &StreamReading) -> Self {
+        Self {
+            streams: reading.streams.into(),
+            bytes_per_second: reading.rate.bytes_per_second(),
+            bytes: reading.bytes.0,
+            retransmissions: reading.retransmissions,
+            window_bytes: reading.window.0,
+        }
+    }
+}
+
+impl TryFrom<&v1::StreamReading> for StreamReading {
+    type Error = WireError;
+    fn try_from(wire: &v1::StreamReading) -> Result<Self, WireError> {
+        Ok(Self {
+            streams: streams16("link.streams", wire.streams)?,
+            rate: rate(wire.bytes_per_second).unwrap_or_default(),
+            bytes: ByteCount(wire.bytes),
+            retransmissions: wire.retransmissions,
+            window: ByteCount(wire.window_bytes),
+        })
+    }
+}
+
+impl From<&Trace> for v1::LinkTrace {
+    fn from(trace: &Trace) -> Self {
+        let name = |router: &Option<IpAddr>| router.map(|router| router.to_string()).unwrap_or_default();
+        Self {
+            routers: trace.routers.iter().map(name).collect(),
+            reached: trace.reached,
+            mtu: trace.mtu,
+            swallows: trace.swallows,
+            from_second: trace.from_second,
+        }
+    }
+}
+
+impl TryFrom<&v1::LinkTrace> for Trace {
+    type Error = WireError;
+    fn try_from(wire: &v1::LinkTrace) -> Result<Self, WireError> {
+        let router = |text: &String| match text.as_str() {
+            "" => Ok(None),
+            text => parse("link.router", text).map(Some),
+        };
+        Ok(Self {
+            routers: wire.routers.iter().map(router).collect::<Result<_, _>>()?,
+            reached: wire.reached,
+            mtu: wire.mtu,
+            swallows: wire.swallows,
+            from_second: wire.from_second,
+        })
+    }
+}
+
 impl From<&LinkReading> for v1::LinkReading {
     fn from(reading: &LinkReading) -> Self {
-        let streams = |readings: &[StreamReading]| {
-            readings
-                .iter()
-                .map(|reading| v1::StreamReading {
-                    streams: reading.streams.into(),
-                    bytes_per_second: reading.rate.bytes_per_second(),
-                    bytes: reading.bytes.0,
-                    retransmissions: reading.retransmissions,
-                    window_bytes: reading.window.0,
-                })
-                .collect()
-        };
+        let streams = |readings: &[StreamReading]| readings.iter().map(Into::into).collect();
         Self {
             rtt_min_seconds: reading.rtt.min.as_secs_f64(),
             rtt_median_seconds: reading.rtt.median.as_secs_f64(),
             rtt_spread_seconds: reading.rtt.spread.as_secs_f64(),
             forward: streams(&reading.forward),
             backward: streams(&reading.backward),
+            forward_kept: reading.forward_kept.as_ref().map(Into::into),
+            backward_kept: reading.backward_kept.as_ref().map(Into::into),
+            switches: reading.switches.iter().map(ToString::to_string).collect(),
+            trace: Some((&reading.trace).into()),
         }
     }
 }
@@ -209,17 +275,10 @@ impl TryFrom<&v1::LinkReading> for LinkReading {
         let streams = |readings: &[v1::StreamReading]| {
             readings
                 .iter()
-                .map(|reading| {
-                    Ok(StreamReading {
-                        streams: streams16("link.streams", reading.streams)?,
-                        rate: rate(reading.bytes_per_second).unwrap_or_default(),
-                        bytes: ByteCount(reading.bytes),
-                        retransmissions: reading.retransmissions,
-                        window: ByteCount(reading.window_bytes),
-                    })
-                })
+                .map(TryInto::try_into)
                 .collect::<Result<Vec<_>, _>>()
         };
+        let kept = |reading: &Option<v1::StreamReading>| reading.as_ref().map(TryInto::try_into).transpose();
         Ok(Self {
             rtt: Rtt {
                 min: seconds("link.rtt_min", wire.rtt_min_seconds)?,
@@ -228,6 +287,44 @@ impl TryFrom<&v1::LinkReading> for LinkReading {
             },
             forward: streams(&wire.forward)?,
             backward: streams(&wire.backward)?,
+            forward_kept: kept(&wire.forward_kept)?,
+            backward_kept: kept(&wire.backward_kept)?,
+            switches: wire
+                .switches
+                .iter()
+                .map(|name| parse("link.switch", name))
+                .collect::<Result<_, _>>()?,
+            trace: wire
+                .trace
+                .as_ref()
+                .map(TryInto::try_into)
+                .transpose()?
+                .unwrap_or_default(),
+        })
+    }
+}
+
+impl From<&Together> for v1::Together {
+    fn from(together: &Together) -> Self {
+        Self {
+            from: together.from.to_string(),
+            network_bytes_per_second: together.network.bytes_per_second(),
+            disk_bytes_per_second: rate_out(together.disk),
+            both_bytes_per_second: together.both.bytes_per_second(),
+            unix_ms: together.unix_ms,
+        }
+    }
+}
+
+impl TryFrom<&v1::Together> for Together {
+    type Error = WireError;
+    fn try_from(wire: &v1::Together) -> Result<Self, WireError> {
+        Ok(Self {
+            from: parse("together.from", &wire.from)?,
+            network: rate(wire.network_bytes_per_second).unwrap_or_default(),
+            disk: rate(wire.disk_bytes_per_second),
+            both: rate(wire.both_bytes_per_second).unwrap_or_default(),
+            unix_ms: wire.unix_ms,
         })
     }
 }

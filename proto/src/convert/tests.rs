@@ -8,7 +8,8 @@ use stage_core::assignment::{
     SourceSpec, StreamChoice, TargetSpec,
 };
 use stage_core::bench::{
-    Depth, DiskReading, HostReport, LinkProbe, LinkReading, NodeReading, RootSpace, Rtt, Side, StreamReading,
+    Depth, DiskReading, HostReport, Keep, LinkProbe, LinkReading, NodeReading, RootSpace, Rtt, Side,
+    StreamReading, Trace,
 };
 use stage_core::digest::{ChunkHash, Expected, FileDigest, Md5Digest, RootDigest};
 use stage_core::failure::{Code, Failure};
@@ -224,6 +225,8 @@ fn host() -> HostReport {
         congestion_controls: vec!["cubic".to_owned(), "bbr".to_owned()],
         congestion_control: "cubic".to_owned(),
         descriptors: 1024,
+        mtu_probing: true,
+        governor: "powersave".to_owned(),
         unix_ms: 77,
         resolves_to: vec!["127.0.0.1".to_owned()],
         roots: vec![RootSpace {
@@ -273,6 +276,10 @@ fn questions_and_answers_survive_the_wire() {
             },
             depth: Depth::Full,
             sweep: true,
+            keep: Keep {
+                here: true,
+                there: false,
+            },
         }),
         removal(Place::Root {
             root: None,
@@ -330,6 +337,22 @@ fn questions_and_answers_survive_the_wire() {
                 window: ByteCount(4096),
             }],
             backward: Vec::new(),
+            forward_kept: None,
+            backward_kept: Some(StreamReading {
+                streams: 2,
+                rate: Rate::from_bytes_per_second(1e8),
+                bytes: ByteCount(6),
+                retransmissions: 0,
+                window: ByteCount(0),
+            }),
+            switches: vec!["s1".parse().unwrap()],
+            trace: Trace {
+                routers: vec![None, Some("10.0.0.1".parse().unwrap())],
+                reached: true,
+                mtu: 1400,
+                swallows: true,
+                from_second: true,
+            },
         })),
         Said::Failed(Failure::new(Code::Exists, "x", "y")),
     ] {

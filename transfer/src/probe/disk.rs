@@ -87,8 +87,7 @@ fn one(
 ) -> Result<Measured, Failure> {
     let fail = |what: &'static str| move |errno: Errno| fault::of(errno, what, shown);
     let most = depth.disk_bytes().0;
-    let free = free_space(dir).map_err(fail("asking for free space"))?;
-    if free.0 < most * ROOM.0 + ROOM.1 {
+    if let Some(free) = is_short(dir, shown, most)? {
         return Ok(Measured::Short(free));
     }
     let file = nameless(dir).map_err(fail("making a file to measure with"))?;
@@ -143,8 +142,14 @@ fn one(
     Ok(Measured::Rates(write, Rate::of(ByteCount(read), begun.elapsed())))
 }
 
+/// What is free, where that is too little for a file of so many bytes.
+pub(super) fn is_short(dir: BorrowedFd<'_>, shown: &str, bytes: u64) -> Result<Option<ByteCount>, Failure> {
+    let free = free_space(dir).map_err(|errno| fault::of(errno, "asking for free space", shown))?;
+    Ok((free.0 < bytes.saturating_mul(ROOM.0).saturating_add(ROOM.1)).then_some(free))
+}
+
 /// A file that nobody else can open and that is gone when it is closed, or when we are.
-fn nameless(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+pub(super) fn nameless(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
     match rustix::fs::openat(dir, ".", flags | OFlags::TMPFILE, mode) {

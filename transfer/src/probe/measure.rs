@@ -1,32 +1,33 @@
 //! The side that measures: dials, asks, counts.
 
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use stage_core::assignment::Peer;
-use stage_core::bench::{Depth, LinkReading, Rtt, StreamReading, WORTH_DOUBLING};
+use stage_core::bench::{Depth, Keep, LinkReading, Rtt, StreamReading, Trace, WORTH_DOUBLING};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{Epoch, HopId, JobId, JobKey, PlanVersion};
 use stage_core::units::{ByteCount, Rate};
-use stage_net::{BlockingConn, Closer, Conn, HELLO_DEADLINE, Role};
+use stage_net::{BlockingConn, Conn, HELLO_DEADLINE, Role};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{COUNT, Count, ECHO, GIVE, REQUEST, STANDSTILL, TAKE, give, request, set_window, take};
+use super::STANDSTILL;
+use super::bursts::{Way, echo, keep_here, keep_there, run};
+use super::sink::Sink;
 use crate::error::TransferError;
 use crate::hello::{self, ConnKind, Hello};
 use crate::plane::DataPlane;
+use crate::root::Roots;
 use crate::sync::random;
 
 /// Who answers may hear of the measurement a moment after us.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// Between two attempts.
 const AGAIN: Duration = Duration::from_millis(50);
-/// While it waits, it looks this often whether it should go on.
-const LOOK: Duration = Duration::from_millis(20);
 /// Round trips until slow start has filled a path: 15 doublings of 14.6 kB are half a gigabyte.
 const RUN_UP: u32 = 15;
 /// The run-up takes no longer, whatever the path.
@@ -45,6 +46,10 @@ pub struct Probing {
     pub depth: Depth,
     /// Each count of streams with each window.
     pub sweep: bool,
+    /// At which ends what comes is written to disk, too.
+    pub keep: Keep,
+    /// Where this node writes then.
+    pub roots: Option<Arc<Roots>>,
 }
 
 /// Measures the way to a peer that answers this measurement. `bytes` counts what was moved.
@@ -78,12 +83,6 @@ struct Work {
     stop: CancellationToken,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Way {
-    Forward,
-    Backward,
-}
-
 impl Work {
     async fn run(&self) -> Result<LinkReading, TransferError> {
         let depth = self.probing.depth;
@@ -104,6 +103,7 @@ impl Work {
         };
         let mut reading = LinkReading {
             rtt,
+            trace: self.trace(address.ip(), rtt.min).await,
             ..LinkReading::default()
         };
         if self.probing.sweep {
@@ -135,7 +135,67 @@ impl Work {
             }
             streams *= 2;
         }
+        for (way, wanted) in [
+            (Way::Forward, self.probing.keep.there),
+            (Way::Backward, self.probing.keep.here),
+        ] {
+            if !wanted {
+                continue;
+            }
+            sleep(rest).await;
+            let begun = Instant::now();
+            let readings = match way {
+                Way::Forward => &reading.forward,
+                Way::Backward => &reading.backward,
+            };
+            let streams = LinkReading::enough(readings).unwrap_or(1);
+            let kept;
+            (kept, back) = match self.keep(way, streams, address, rtt.median, back).await {
+                Ok(kept) => kept,
+                Err(error) => {
+                    // What was measured so far is worth having all the same.
+                    tracing::info!(peer = %self.probing.peer.node, %error, "what a disk takes from the network could not be measured");
+                    break;
+                }
+            };
+            match way {
+                Way::Forward => reading.forward_kept = kept,
+                Way::Backward => reading.backward_kept = kept,
+            }
+            rest = begun.elapsed() * depth.rest();
+        }
+        // Whoever uses these links next finds them rested.
+        sleep(rest).await;
         Ok(reading)
+    }
+
+    /// The routers on the way, and the largest packet that passes. Nothing is known where that cannot be asked.
+    async fn trace(&self, to: IpAddr, rtt: Duration) -> Trace {
+        let from = self.from(to);
+        let traced = blocking(move || Ok(stage_net::route::trace(from, to, rtt))).await;
+        match traced {
+            Ok(Ok(traced)) => Trace {
+                routers: traced.hops,
+                reached: traced.reached,
+                mtu: traced.mtu.unwrap_or(0),
+                swallows: traced.swallows,
+                from_second: false,
+            },
+            Ok(Err(error)) => {
+                tracing::debug!(%to, %error, "the way was not traced");
+                Trace::default()
+            }
+            Err(_) => Trace::default(),
+        }
+    }
+
+    /// Our address to that one.
+    fn from(&self, to: IpAddr) -> Option<IpAddr> {
+        self.plane
+            .addresses()
+            .iter()
+            .map(SocketAddr::ip)
+            .find(|ip| ip.is_ipv4() == to.is_ipv4())
     }
 
     /// Each count of streams with each window, both ways.
@@ -195,12 +255,7 @@ impl Work {
 
     async fn dial(&self, address: SocketAddr) -> Result<BlockingConn, TransferError> {
         let peer = &self.probing.peer;
-        let from: Option<IpAddr> = self
-            .plane
-            .addresses()
-            .iter()
-            .map(SocketAddr::ip)
-            .find(|ip| ip.is_ipv4() == address.is_ipv4());
+        let from = self.from(address.ip());
         let role = Role::Node(peer.node.clone());
         let mut conn: Conn = self.plane.net().dial(address, &role, from).await?;
         let hello = Hello {
@@ -229,12 +284,9 @@ impl Work {
         rtt: Duration,
         control: BlockingConn,
     ) -> Result<(StreamReading, BlockingConn), TransferError> {
-        let mut conns = Vec::new();
-        for _ in 0..streams {
-            conns.push(self.dial(address).await?);
-        }
+        let conns = self.streams(streams, address).await?;
         let burst = self.probing.depth.burst();
-        let run_up = (rtt * RUN_UP).min(LONGEST_RUN_UP).max(burst / 2);
+        let run_up = run_up(rtt).max(burst / 2);
         let time = burst.max(rtt * 5);
         let (stop, bytes) = (self.stop.clone(), self.bytes.clone());
         blocking(move || {
@@ -245,6 +297,59 @@ impl Work {
         })
         .await
     }
+
+    async fn streams(&self, count: u16, address: SocketAddr) -> Result<Vec<BlockingConn>, TransferError> {
+        let mut conns = Vec::new();
+        for _ in 0..count {
+            conns.push(self.dial(address).await?);
+        }
+        Ok(conns)
+    }
+
+    /// So many streams at full rate, and what comes goes to a disk; `None` where that has no room.
+    async fn keep(
+        &self,
+        way: Way,
+        streams: u16,
+        address: SocketAddr,
+        rtt: Duration,
+        control: BlockingConn,
+    ) -> Result<(Option<StreamReading>, BlockingConn), TransferError> {
+        let depth = self.probing.depth;
+        let run_up = run_up(rtt);
+        let sink = match (way, &self.probing.roots) {
+            (Way::Backward, Some(roots)) => {
+                let roots = roots.clone();
+                let opened = blocking(move || Ok(Sink::open(&roots, depth.disk_bytes(), run_up))).await?;
+                match opened.map_err(TransferError::Refused)? {
+                    Some(sink) => Some(sink),
+                    None => return Ok((None, control)),
+                }
+            }
+            (Way::Backward, None) => return Ok((None, control)),
+            (Way::Forward, _) => None,
+        };
+        let conns = self.streams(streams, address).await?;
+        let time = depth.keep_time().max(rtt * 5) + run_up;
+        let (stop, bytes) = (self.stop.clone(), self.bytes.clone());
+        blocking(move || {
+            let mut control = control;
+            let kept = match sink {
+                Some(sink) => keep_here(conns, &sink, time, &stop)?,
+                None => keep_there(conns, &mut control, (depth.disk_bytes(), run_up, time), &stop)?,
+            };
+            if let Some(kept) = &kept {
+                bytes.fetch_add(kept.bytes.0, Ordering::Relaxed);
+            }
+            Ok((kept, control))
+        })
+        .await
+    }
+}
+
+/// How long slow start takes, at most.
+fn run_up(rtt: Duration) -> Duration {
+    (rtt * RUN_UP).min(LONGEST_RUN_UP)
 }
 
 /// Runs what blocks on a thread that may.
@@ -255,124 +360,5 @@ async fn blocking<T: Send + 'static>(
         Ok(done) => Ok(done?),
         // A panic below is a fault of ours and goes on up; started blocking work is never cancelled.
         Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
-}
-
-fn echo(control: &mut BlockingConn) -> io::Result<Duration> {
-    let asked = request(ECHO, ByteCount(0));
-    let begun = Instant::now();
-    control.write_all(&asked)?;
-    control.flush()?;
-    let mut back = [0; REQUEST];
-    control.read_exact(&mut back)?;
-    let time = begun.elapsed();
-    if back == asked {
-        Ok(time)
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
-    }
-}
-
-fn count(control: &mut BlockingConn) -> io::Result<Count> {
-    control.write_all(&request(COUNT, ByteCount(0)))?;
-    control.flush()?;
-    let mut bytes = [0; Count::LEN];
-    control.read_exact(&mut bytes)?;
-    Ok(Count::decode(&bytes))
-}
-
-/// Ends connections when the burst is over, however it ends: threads in the scope wait for that.
-struct Ends(Vec<Closer>);
-
-impl Ends {
-    fn retransmissions(&self) -> u64 {
-        self.0.iter().map(Closer::retransmissions).sum()
-    }
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.iter().for_each(Closer::close);
-    }
-}
-
-fn run(
-    way: Way,
-    mut conns: Vec<BlockingConn>,
-    window: ByteCount,
-    control: &mut BlockingConn,
-    (run_up, time): (Duration, Duration),
-    stop: &CancellationToken,
-) -> io::Result<StreamReading> {
-    let streams = conns.len() as u16;
-    let moved = AtomicU64::new(0);
-    let epoch = Instant::now();
-    let ends = conns
-        .iter()
-        .map(BlockingConn::closer)
-        .collect::<io::Result<Vec<_>>>()?;
-    for conn in &mut conns {
-        conn.set_read_timeout(Some(STANDSTILL))?;
-        conn.set_write_timeout(Some(STANDSTILL))?;
-        let what = if way == Way::Forward { TAKE } else { GIVE };
-        set_window(conn, window)?;
-        conn.write_all(&request(what, window))?;
-        conn.flush()?;
-    }
-    std::thread::scope(|scope| {
-        let ends = Ends(ends);
-        for mut conn in conns {
-            let moved = &moved;
-            std::thread::Builder::new()
-                .name("probe".to_owned())
-                .spawn_scoped(scope, move || {
-                    // It ends when its connection is closed, which is no error; a slower stream shows in the rate.
-                    let _ = match way {
-                        Way::Forward => give(&mut conn, moved),
-                        Way::Backward => take(&mut conn, moved),
-                    };
-                })?;
-        }
-        let mut sample = || {
-            let theirs = count(control)?;
-            Ok::<_, io::Error>(match way {
-                Way::Forward => (theirs.received, theirs.at, ends.retransmissions()),
-                Way::Backward => (
-                    moved.load(Ordering::Relaxed),
-                    epoch.elapsed(),
-                    theirs.retransmissions,
-                ),
-            })
-        };
-        let before = sample()?;
-        wait(run_up, stop)?;
-        let first = sample()?;
-        wait(time, stop)?;
-        let last = sample()?;
-        drop(ends);
-        Ok(StreamReading {
-            streams,
-            window,
-            rate: Rate::of(
-                ByteCount(last.0.saturating_sub(first.0)),
-                last.1.saturating_sub(first.1),
-            ),
-            bytes: ByteCount(moved.load(Ordering::Relaxed)),
-            retransmissions: last.2.saturating_sub(before.2),
-        })
-    })
-}
-
-fn wait(time: Duration, stop: &CancellationToken) -> io::Result<()> {
-    let end = Instant::now() + time;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(());
-        }
-        if stop.is_cancelled() {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        std::thread::sleep(left.min(LOOK));
     }
 }
