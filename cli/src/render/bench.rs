@@ -7,7 +7,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -26,6 +26,7 @@ use super::{Form, heat, human, json};
 pub(crate) struct Benching {
     form: Form,
     is_sweep: bool,
+    begun: Instant,
     bar: Option<ProgressBar>,
     measured: Vec<(Measurement, v1::Measured)>,
     remarks: Vec<v1::BenchRemark>,
@@ -47,6 +48,7 @@ impl Benching {
         Self {
             form,
             is_sweep,
+            begun: Instant::now(),
             bar,
             measured: Vec::new(),
             remarks: Vec::new(),
@@ -155,6 +157,7 @@ impl Benching {
             "measured": self.measured.len(),
             "skipped": self.polite.values().map(Vec::len).sum::<usize>(),
             "failed": self.failed.len(),
+            "seconds": self.begun.elapsed().as_secs_f64(),
         }))?;
         if self.form == Form::Human {
             let mut out = io::stdout().lock();
@@ -165,13 +168,13 @@ impl Benching {
             } else {
                 tables(&mut out, &self.measured, SystemTime::now())?;
             }
-            for kind in ["verdict", "flag"] {
+            for kind in ["verdict", "route", "flag"] {
                 let remarks: Vec<_> = self.remarks.iter().filter(|r| r.kind == kind).collect();
                 if !remarks.is_empty() {
                     writeln!(out)?;
                 }
                 for remark in remarks {
-                    let mark = if kind == "flag" { "! " } else { "" };
+                    let mark = if kind == "verdict" { "" } else { "! " };
                     writeln!(out, "{mark}{}", remark.text)?;
                 }
             }

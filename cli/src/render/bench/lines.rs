@@ -1,6 +1,7 @@
 //! What was measured, for scripts: an object a line, with plain numbers.
 
 use serde_json::{Value, json};
+use stage_core::bench::together::Together;
 use stage_core::bench::{
     DiskReading, LinkReading, Measurement, NodeReading, Reading, StreamReading, Subject,
 };
@@ -10,7 +11,15 @@ use stage_proto::v1;
 /// What was measured of one thing.
 pub(super) fn object(measurement: &Measurement, wire: &v1::Measured) -> Value {
     let mut object = match (&measurement.subject, &measurement.reading) {
-        (Subject::Node(node), Reading::Node(reading)) => node_object(node.as_str(), reading),
+        (Subject::Node(node), Reading::Node(reading)) => {
+            let mut object = node_object(node.as_str(), reading);
+            let known = wire
+                .together
+                .as_ref()
+                .and_then(|both| Together::try_from(both).ok());
+            object["network_to_disk"] = known.as_ref().map_or(Value::Null, together);
+            object
+        }
         (Subject::Link(pair), Reading::Link(reading)) => json!({
             "event": "link",
             "node": pair.from,
@@ -23,6 +32,14 @@ pub(super) fn object(measurement: &Measurement, wire: &v1::Measured) -> Value {
             "wire_bytes_per_second": wire.wire_bytes_per_second,
             "bandwidth_delay_bytes": product(reading, wire).0,
             "hops": wire.hops,
+            "switches": reading.switches,
+            "routers": reading.trace.routers,
+            "routers_from": if reading.trace.from_second { &pair.to } else { &pair.from },
+            "reached": reading.trace.reached,
+            "path_mtu": (reading.trace.mtu > 0).then_some(reading.trace.mtu),
+            "larger_vanish": reading.trace.swallows,
+            "forward_to_disk": reading.forward_kept.as_ref().map(stream),
+            "backward_to_disk": reading.backward_kept.as_ref().map(stream),
         }),
         _ => json!({}),
     };
@@ -60,24 +77,39 @@ fn node_object(node: &str, reading: &NodeReading) -> Value {
         "wmem_max_bytes": host.socket_windows.send.0,
         "congestion_control": host.congestion_control,
         "congestion_controls": host.congestion_controls,
+        "mtu_probing": host.mtu_probing,
         "version": host.version,
         "kernel": host.kernel,
     })
 }
 
+/// Network and disk, alone and at once.
+fn together(both: &Together) -> Value {
+    let rate = |rate: Option<Rate>| rate.map(Rate::bytes_per_second);
+    json!({
+        "from": both.from,
+        "network_bytes_per_second": both.network.bytes_per_second(),
+        "disk_bytes_per_second": rate(both.disk),
+        "bytes_per_second": both.both.bytes_per_second(),
+        "least_bytes_per_second": rate(both.least()),
+        "in_turns_bytes_per_second": rate(both.in_turns()),
+        "takes_turns": both.takes_turns(),
+        "measured_unix_ms": both.unix_ms,
+    })
+}
+
 fn streams(readings: &[StreamReading]) -> Vec<Value> {
-    readings
-        .iter()
-        .map(|reading| {
-            json!({
-                "streams": reading.streams,
-                "bytes_per_second": reading.rate.bytes_per_second(),
-                "window_bytes": (reading.window.0 > 0).then_some(reading.window.0),
-                "retransmissions": reading.retransmissions,
-                "loss": reading.loss(),
-            })
-        })
-        .collect()
+    readings.iter().map(stream).collect()
+}
+
+fn stream(reading: &StreamReading) -> Value {
+    json!({
+        "streams": reading.streams,
+        "bytes_per_second": reading.rate.bytes_per_second(),
+        "window_bytes": (reading.window.0 > 0).then_some(reading.window.0),
+        "retransmissions": reading.retransmissions,
+        "loss": reading.loss(),
+    })
 }
 
 /// Bandwidth × delay: what must be under way to fill the way.
