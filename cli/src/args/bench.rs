@@ -18,8 +18,11 @@ Examples:
 Measures each node (its roots' sequential durable write and read, hashes, cipher)
 and enough pairs of nodes to know every link: round trips, and the rate with 1, 2,
 4, ... streams until doubling them brings less than 3 %, in both directions. Pairs
-go in rounds in which no node and no link is measured twice at once. The next plan
-uses the results.
+go in rounds in which no node and no link is measured twice at once. Once for each
+node in a pair, bytes go over the link into a file of its root, to see whether network
+and disk work side by side or take turns (not with --links). With each pair come the
+routers on the way and the largest packet that passes; a changed way is said. The next
+plan uses the results.
 
 Polite: nodes with a job under way, a load above one for each processor, drained,
 or in the topology's group `busy` are left in peace and named; a link is at full
@@ -70,10 +73,10 @@ Examples:
 
 Each agent describes its host, and what holds it back or will break is listed with
 the command that mends it: TCP windows against the longest fat path, window
-scaling, netdev_max_backlog, MTU against the neighbours, a name that resolves to
-loopback, the clock, descriptors, bbr missing where packets are lost, an interface
-slower than the topology says, a root that is nearly full or gone, another release.
-Nothing is changed.
+scaling, netdev_max_backlog, MTU against the neighbours and on the ways that `stage
+bench` saw, a name that resolves to loopback, the clock, descriptors, a congestion
+control that is missing, an interface slower than the topology says, a root that is
+nearly full or gone, another release, processors that save power. Nothing is changed.
 
 Exit: 0 nothing was found; 5 something was, or some nodes did not answer;
       2 bad request; 3 no coordinator; 1 anything else.")]

@@ -9,7 +9,7 @@ use stage_core::units::{ByteCount, Rate};
 
 const CELL: (usize, usize) = (92, 34);
 /// Left of the cells: the windows.
-const LEFT: usize = 96;
+const LEFT: usize = 108;
 /// Above the cells of a panel: its name and the streams.
 const HEAD: usize = 64;
 
@@ -67,8 +67,11 @@ pub(crate) fn map(ways: &[(String, &[StreamReading])]) -> String {
         .flat_map(|(_, readings)| readings.iter())
         .map(|reading| reading.rate.bytes_per_second())
         .fold(0.0, f64::max);
-    let mut body = String::new();
-    let (mut top, mut width) = (16, 0);
+    let mut body = String::from(
+        "<text x=\"16\" y=\"28\" font-size=\"15\" font-weight=\"bold\">Rate by streams and TCP window</text>\n\
+         <text x=\"16\" y=\"46\" fill=\"#555\">the darker, the faster; auto: the kernel's own window</text>\n",
+    );
+    let (mut top, mut width) = (62, 360);
     for (name, readings) in ways {
         let (streams, windows) = axes(readings);
         width = width.max(LEFT + streams.len() * CELL.0 + 16);

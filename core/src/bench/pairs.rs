@@ -345,7 +345,8 @@ rtt = "15 ms"
             taken.extend(keep.there.then_some(pair.to));
         }
         let mut wanted = nodes;
-        (taken.sort(), wanted.sort());
+        taken.sort();
+        wanted.sort();
         assert_eq!(taken, wanted);
     }
 

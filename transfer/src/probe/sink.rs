@@ -215,7 +215,7 @@ impl Shared {
             state.durable = upto;
             state.marks.push((Instant::now(), upto));
             let grown = bytes as f64 * STRETCH.as_secs_f64() / took.as_secs_f64();
-            let most = (state.stretch * 2).min(self.most / 2).max(FIRST / 4);
+            let most = (state.stretch * 2).min(self.most / 4).max(FIRST / 4);
             state.stretch = (grown as u64).clamp(FIRST / 4, most);
             if let Err(errno) = synced {
                 state.failed = Some(errno.into());
