@@ -9,7 +9,7 @@
 //!            ◄───────────────────────────── Take         bytes until the connection ends
 //!            ◄───────────────────────────── Give         … and here from the one who answers
 //!            ◄───────────────────────────── Place        a file is made, for so many bytes; or not, and why does not matter
-//!            ◄───────────────────────────── Keep         as Take, and the bytes go into that file ([`sink`])
+//!            ◄───────────────────────────── Keep         as Take, and the bytes go into that file (`sink`)
 //!            ◄───────────────────────────── Done         what became durable, in which time
 //! ```
 //!
