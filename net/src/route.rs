@@ -25,7 +25,7 @@ const SILENT: usize = 3;
 const PORT: u16 = 33434;
 /// How long an answer may take: a few round trips, within these bounds.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
-/// A host that answers at all answers one a second at least (`icmp_ratelimit`).
+/// A host that answers at all answers one a second at least, but not much more (`icmp_ratelimit`).
 const AGAIN: Duration = Duration::from_millis(1100);
 /// Packets that are tried where larger ones vanish: usual MTUs, and those of tunnels.
 const SIZES: [u32; 10] = [9000, 8000, 4352, 1500, 1492, 1450, 1400, 1280, 1000, 576];
@@ -54,35 +54,52 @@ pub struct Traced {
 pub fn trace(from: Option<IpAddr>, to: IpAddr, rtt: Duration) -> io::Result<Traced> {
     let probe = Probe::new(from.filter(|from| from.is_ipv4() == to.is_ipv4()), to)?;
     let patience = (rtt * 3).clamp(PATIENCE.0, PATIENCE.1);
-    let mut traced = Traced::default();
-    let mut silent = 0;
+    // By distance, the nearest first.
+    let mut answers: Vec<Option<Answer>> = Vec::new();
     for distance in 1..=MOST_HOPS {
-        probe.set_distance(distance)?;
-        let port = PORT + u16::from(distance);
-        probe.send(&[0; 32], port)?;
-        let answer = probe.answer(port, patience)?;
-        traced.hops.push(answer.as_ref().and_then(|answer| answer.from));
-        match answer {
-            None => silent += 1,
-            Some(answer) if answer.what == What::TooFar => silent = 0,
-            Some(answer) => {
-                traced.reached = answer.from.is_none_or(|from| from == to);
-                break;
-            }
-        }
-        if silent == SILENT {
+        answers.push(probe.ask(distance, patience)?);
+        let is_there = answers.last().is_some_and(is_end);
+        let silent = answers.iter().rev().take_while(|answer| answer.is_none()).count();
+        if is_there || silent == SILENT {
             break;
         }
     }
+    // Who said nothing may have said too much of late.
+    if answers.iter().any(Option::is_none) {
+        std::thread::sleep(AGAIN);
+        for (distance, answer) in (1..).zip(&mut answers) {
+            if answer.is_none() {
+                *answer = probe.ask(distance, patience)?;
+            }
+            if is_end(answer) {
+                break;
+            }
+        }
+    }
+    let end = answers.iter().position(is_end);
     // Nobody knows how many more say nothing.
-    let told = traced
-        .hops
-        .iter()
-        .rposition(Option::is_some)
-        .map_or(0, |last| last + 1);
-    traced.hops.truncate(told);
+    let known = end.or_else(|| answers.iter().rposition(Option::is_some));
+    answers.truncate(known.map_or(0, |last| last + 1));
+    let reached = end.is_some_and(|end| {
+        let from = answers[end].as_ref().and_then(|answer| answer.from);
+        from.is_none_or(|from| from == to)
+    });
+    let mut traced = Traced {
+        hops: answers
+            .into_iter()
+            .map(|answer| answer.and_then(|answer| answer.from))
+            .collect(),
+        reached,
+        mtu: None,
+        swallows: false,
+    };
     probe.size(&mut traced, patience)?;
     Ok(traced)
+}
+
+/// Behind who says this there is nobody to ask.
+fn is_end(answer: &Option<Answer>) -> bool {
+    answer.as_ref().is_some_and(|answer| answer.what != What::TooFar)
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -131,6 +148,14 @@ impl Probe {
         } else {
             Ok(rustix_sockopt::set_ipv6_unicast_hops(&self.socket, Some(hops))?)
         }
+    }
+
+    /// Who answers from this distance.
+    fn ask(&self, distance: u8, patience: Duration) -> io::Result<Option<Answer>> {
+        self.set_distance(distance)?;
+        let port = PORT + u16::from(distance);
+        self.send(&[0; 32], port)?;
+        self.answer(port, patience)
     }
 
     /// Sends a datagram; that it is too large is said by [`Self::answer`] as well.
@@ -256,13 +281,13 @@ impl Probe {
         let headers: u32 = if self.to.is_ipv4() { 28 } else { 48 };
         let bytes = vec![0; LARGEST as usize];
         for _ in 0..2 * SIZES.len() {
-            let mut answer = None;
-            for patience in [patience, AGAIN] {
-                self.send(&bytes[..size.saturating_sub(headers) as usize], port)?;
+            let packet = &bytes[..size.saturating_sub(headers) as usize];
+            self.send(packet, port)?;
+            let mut answer = self.answer(port, patience)?;
+            if answer.is_none() {
+                std::thread::sleep(AGAIN);
+                self.send(packet, port)?;
                 answer = self.answer(port, patience)?;
-                if answer.is_some() {
-                    break;
-                }
             }
             let smaller = match answer.map(|answer| answer.what) {
                 Some(What::There) => {
