@@ -77,15 +77,18 @@ impl Live {
             progress.parent = counters.parent;
             progress.streams = counters.streams;
             progress.rtt = counters.rtt;
+            progress.waits.receiving = counters.receiving;
         }
-        let mut serving = parts.serving.as_ref().map(|serving| serving.counters());
+        let mut serving = parts.serving.as_deref();
         if let Some(source) = &parts.source {
             let counters = source.counters();
             progress.source_bytes_read = counters.source_bytes_read;
             progress.sha256_bytes = counters.sha256_bytes;
-            serving = Some(counters.serving);
+            serving = Some(source.serving());
         }
-        if let Some(counters) = serving {
+        if let Some(serving) = serving {
+            let counters = serving.counters();
+            (progress.waits.reading, progress.waits.sending) = serving.waits();
             progress.bytes_sent = counters.bytes_sent;
             progress.children = counters.children;
         }

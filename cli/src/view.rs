@@ -94,6 +94,9 @@ words!(
     }
 );
 
+/// From this share of the bound on nobody asks what limited a push.
+const EFFICIENT: f64 = 0.9;
+
 impl JobState {
     /// Nothing more will happen.
     pub(crate) fn is_ended(self) -> bool {
@@ -168,6 +171,8 @@ pub(crate) struct Job {
     pub targets: u32,
     /// How many have the payload.
     pub published: u32,
+    /// What limits it, or limited it, in words.
+    pub verdict: Option<String>,
 }
 
 /// A target of a job.
@@ -211,6 +216,14 @@ impl Job {
         let counted: Vec<&Node> = self.nodes.iter().filter(|node| !node.drained).collect();
         let done = counted.iter().filter(|node| node.state.is_done()).count();
         !counted.is_empty() && done as f64 >= share * counted.len() as f64
+    }
+
+    /// Whether people should hear what limits it: while bytes move, and afterwards where it took notably longer than the
+    /// best plan could.
+    pub(crate) fn is_worth_a_verdict(&self) -> bool {
+        let bound = self.plan.as_ref().map_or(Duration::ZERO, |plan| plan.bound);
+        let efficiency = bound.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9);
+        !(self.settled || self.state.is_ended()) || efficiency < EFFICIENT
     }
 
     /// How long it takes at the present rates until the last moving target has all; `None` when nothing moves.
@@ -282,6 +295,7 @@ impl TryFrom<v1::JobView> for Job {
             remarks: wire.remarks,
             targets: wire.targets,
             published: wire.published,
+            verdict: (!wire.verdict.is_empty()).then_some(wire.verdict),
         })
     }
 }
@@ -433,6 +447,7 @@ pub(crate) mod samples {
             settled: false,
             exit: 5,
             remarks: Vec::new(),
+            verdict: None,
         }
     }
 

@@ -399,10 +399,17 @@ impl Conductor {
             flagged.insert(subject.clone(), readings.clone());
             self.say(Event::Measured(shown)).await?;
         }
+        if self.wanted.show {
+            let taught = self.command(|reply| Command::Taught { reply }).await?;
+            remarks.extend(taught.into_iter().map(|text| ("taught", text)));
+        }
         let flags = verdict::flags(&self.topology, &flagged);
         remarks.extend(flags.into_iter().map(|text| ("flag", text)));
         // Of one kind together, each in the order of what it is about.
-        let order = |kind: &str| ["verdict", "route", "flag"].iter().position(|one| *one == kind);
+        let order = |kind: &str| {
+            let kinds = ["verdict", "route", "taught", "flag"];
+            kinds.iter().position(|one| *one == kind)
+        };
         remarks.sort_by_key(|(kind, _)| order(kind));
         for (kind, text) in remarks {
             self.say(remark(kind, text)).await?;

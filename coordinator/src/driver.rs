@@ -5,6 +5,7 @@ mod asks;
 mod bench;
 mod command;
 mod jobs;
+mod judge;
 mod retry;
 mod submit;
 
@@ -141,7 +142,7 @@ impl Driver {
             inbox,
             writer: opened.writer,
             _lock: opened.lock,
-            measurements: Measurements::restore(opened.readings),
+            measurements: Measurements::restore(opened.readings, opened.lessons, opened.pushes),
             answers: BTreeMap::new(),
             jobs: BTreeMap::new(),
             order: Vec::new(),
@@ -267,6 +268,7 @@ impl Driver {
                 self.measured(measurement, out);
                 out.answer(reply, ());
             }
+            Command::Taught { reply } => out.answer(reply, self.measurements.taught(now.unix_ms)),
             Command::History { reply } => out.answer(reply, self.measurements.history().clone()),
             Command::Known { nodes, reply } => {
                 let known = submit::select(&nodes, &self.setup.topology, &self.answers)

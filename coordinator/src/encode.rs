@@ -29,6 +29,7 @@ pub(crate) fn job(view: &JobView) -> v1::JobView {
         remarks: view.remarks.clone(),
         targets: count(view.targets),
         published: count(view.published),
+        verdict: view.verdict.clone(),
     }
 }
 

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OpenFlags};
 use stage_core::bench::Measurement;
 use stage_core::id::{ClusterId, Epoch, NodeName};
+use stage_core::learn::{Lesson, Past};
 
 use crate::error::Error;
 use crate::store::{Sqlite, StoredJob, Writer};
@@ -25,6 +26,8 @@ pub(crate) struct Opened {
     pub(crate) jobs: Vec<StoredJob>,
     pub(crate) drained: Vec<NodeName>,
     pub(crate) readings: Vec<Measurement>,
+    pub(crate) lessons: Vec<Lesson>,
+    pub(crate) pushes: Vec<Past>,
     pub(crate) writer: Writer,
     /// Held as long as the writer writes.
     pub(crate) lock: File,
@@ -132,6 +135,8 @@ pub(crate) fn open(dir: &Path) -> Result<Opened, Error> {
         jobs: stored.jobs,
         drained: stored.drained,
         readings: stored.readings,
+        lessons: stored.lessons,
+        pushes: stored.pushes,
         writer,
         lock,
     })

@@ -10,14 +10,15 @@ use serde::de::DeserializeOwned;
 use stage_core::bench::{Measurement, Subject};
 use stage_core::id::{ClusterId, Epoch, JobId, NodeName};
 use stage_core::job::{Changes, Record, Spec, TargetRecord};
+use stage_core::learn::{Lesson, Past};
 use stage_core::plan::Plan;
 use stage_proto::v1;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::measurements::READINGS;
+use crate::measurements::{PUSHES, READINGS};
 
 /// The layout of tables and blobs. A database of another one is refused until a migration exists.
-const SCHEMA: i64 = 5;
+const SCHEMA: i64 = 6;
 /// "stge": tells our databases from others.
 pub(crate) const APPLICATION: i64 = 0x7374_6765;
 
@@ -32,6 +33,10 @@ pub(crate) enum Change {
     Forget(JobId),
     /// Something was measured.
     Measured(Box<Measurement>),
+    /// A finished push has taught something.
+    Learned(Box<Lesson>),
+    /// A push is over, with its forecast and what became of it.
+    Passed(Box<Past>),
     /// A node was declared away, or not any more.
     Drained(NodeName, bool),
 }
@@ -53,6 +58,9 @@ pub(crate) struct Stored {
     pub(crate) drained: Vec<NodeName>,
     /// Oldest first.
     pub(crate) readings: Vec<Measurement>,
+    pub(crate) lessons: Vec<Lesson>,
+    /// Oldest first.
+    pub(crate) pushes: Vec<Past>,
 }
 
 /// The coordinator's memory.
@@ -102,7 +110,9 @@ impl Sqlite {
              CREATE TABLE drained (node TEXT PRIMARY KEY) STRICT;
              CREATE TABLE reading (
                  subject TEXT NOT NULL, unix_ms INTEGER NOT NULL, reading BLOB NOT NULL,
-                 PRIMARY KEY (subject, unix_ms)) STRICT, WITHOUT ROWID;",
+                 PRIMARY KEY (subject, unix_ms)) STRICT, WITHOUT ROWID;
+             CREATE TABLE lesson (subject BLOB PRIMARY KEY, lesson BLOB NOT NULL) STRICT, WITHOUT ROWID;
+             CREATE TABLE push (job TEXT PRIMARY KEY, unix_ms INTEGER NOT NULL, push BLOB NOT NULL) STRICT;",
         )?;
         tx.execute(
             "INSERT INTO meta VALUES ('schema', ?1), ('cluster_id', ?2), ('epoch', 0)",
@@ -196,6 +206,14 @@ impl Sqlite {
                 .readings
                 .extend(wire.and_then(|wire| Measurement::try_from(&wire).ok()));
         }
+        let mut lessons = self.db.prepare("SELECT lesson FROM lesson")?;
+        for lesson in lessons.query_map([], |row| row.get::<_, Vec<u8>>(0))? {
+            stored.lessons.push(unblob(&lesson?)?);
+        }
+        let mut pushes = self.db.prepare("SELECT push FROM push ORDER BY unix_ms")?;
+        for push in pushes.query_map([], |row| row.get::<_, Vec<u8>>(0))? {
+            stored.pushes.push(unblob(&push?)?);
+        }
         Ok(stored)
     }
 }
@@ -222,6 +240,11 @@ impl Store for Sqlite {
                     tx.execute("DELETE FROM job WHERE id = ?1", [id.to_string()])?;
                 }
                 Change::Measured(measurement) => write_reading(&tx, measurement)?,
+                Change::Learned(lesson) => {
+                    tx.prepare_cached("INSERT OR REPLACE INTO lesson VALUES (?1, ?2)")?
+                        .execute(params![blob(&lesson.subject)?, blob(lesson)?])?;
+                }
+                Change::Passed(past) => write_past(&tx, past)?,
                 Change::Drained(node, true) => {
                     tx.execute("INSERT OR IGNORE INTO drained VALUES (?1)", [node.as_str()])?;
                 }
@@ -249,6 +272,21 @@ fn write_reading(tx: &Transaction<'_>, measurement: &Measurement) -> rusqlite::R
              (SELECT unix_ms FROM reading WHERE subject = ?1 ORDER BY unix_ms DESC LIMIT ?2)",
     )?
     .execute(params![subject, i64::from(READINGS)])?;
+    Ok(())
+}
+
+/// Keeps the newest.
+fn write_past(tx: &Transaction<'_>, past: &Past) -> rusqlite::Result<()> {
+    tx.prepare_cached("INSERT OR REPLACE INTO push VALUES (?1, ?2, ?3)")?
+        .execute(params![
+            past.job.to_string(),
+            past.unix_ms.cast_signed(),
+            blob(past)?
+        ])?;
+    tx.prepare_cached(
+        "DELETE FROM push WHERE job NOT IN (SELECT job FROM push ORDER BY unix_ms DESC LIMIT ?1)",
+    )?
+    .execute(params![i64::from(PUSHES)])?;
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use crate::digest::{ChunkHash, FileDigest, RootDigest};
 use crate::id::{Epoch, JobId, JobKey, NodeName, PlanVersion, RootName};
 use crate::payload::{Expectation, Payload, SourcePath, Walk};
 use crate::units::{ByteCount, Rate};
+use crate::waits::Waits;
 
 /// One order of the coordinator to one node about one job.
 #[derive(Debug, Clone, PartialEq)]
@@ -280,4 +281,6 @@ pub struct Progress {
     pub children: u16,
     /// Entries that the walk over the source has looked at, before anything moves (source only).
     pub walked: u64,
+    /// Where the time of its threads went.
+    pub waits: Waits,
 }

@@ -15,6 +15,7 @@
 //! | `replan` | new parents while the job runs |
 //! | `retry` | taking up again what waits or has failed |
 //! | `view` | what people see, and the exit code |
+//! | `seen` | what the nodes have told of rates and waits, for a verdict |
 
 mod advance;
 mod apply;
@@ -23,6 +24,7 @@ mod record;
 mod replan;
 mod reports;
 mod retry;
+mod seen;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +35,7 @@ use crate::assignment::{Assignment, Order, Outcome, Prepared, Progress, SourceRe
 use crate::failure::Failure;
 use crate::id::{Epoch, JobId, NodeName, PlanVersion};
 use crate::plan::{Hop, Plan, PlanError, Request};
+use crate::waits::Waits;
 
 pub use record::{Changes, Copied, Phase, Record, Spec, TargetRecord, TargetState, UnfitRule};
 pub use view::{JobView, NodeView};
@@ -144,6 +147,8 @@ pub enum Event {
         /// Which chunk.
         chunk: u32,
     },
+    /// What limited the job, in words; said when it has settled.
+    Judged(String),
     /// Someone cancelled the job, or these nodes' part in it.
     Cancel(Option<Vec<NodeName>>),
     /// Someone wants what is missing tried again now. Of a job that has ended only where [`Job::can_be_revived`].
@@ -194,6 +199,13 @@ struct Live {
     first: Option<Duration>,
     mark: Option<(Duration, u64)>,
     last: Option<(Duration, u64)>,
+    /// Where its threads' time had gone at that point.
+    mark_waits: Waits,
+    /// With the first bytes, and with the last that came: what is between has no begin and no end in it.
+    began: Option<(Duration, u64)>,
+    grew: Option<(Duration, u64)>,
+    /// It had more parents than one.
+    moved: bool,
     /// When it was asked last.
     asked_at: Option<Duration>,
     /// The answer to a prepare order is awaited until then.
@@ -222,6 +234,8 @@ pub struct Job {
     /// Who said at registration that it has something of the job.
     holds: BTreeSet<NodeName>,
     source_progress: Progress,
+    /// The source's reading, in the same form: what it has read counts as kept.
+    source_live: Live,
     source_deadline: Option<Duration>,
     source_gone_since: Option<Duration>,
     wait_until: Duration,
@@ -319,6 +333,7 @@ impl Job {
                 sha256_bytes: record.sha256_bytes,
                 ..Progress::default()
             },
+            source_live: Live::default(),
             source_deadline: None,
             source_gone_since: None,
             children: BTreeMap::new(),

@@ -21,6 +21,9 @@
 //! | [`ask`] | what a node is asked beside its orders |
 //! | [`mod@bench`] | what is measured of nodes and links, between whom, and what it says |
 //! | [`doctor`] | what on a host holds it back or will break |
+//! | [`waits`] | where the time of a push's threads goes |
+//! | [`verdict`] | what limits a push, in words made of that |
+//! | [`learn`] | what a finished push teaches the next plan |
 //! | [`job`] | the life of a job, as a state machine without waiting |
 //!
 //! The walk through the whole system starts in `ARCHITECTURE.md`.
@@ -35,6 +38,7 @@ pub mod doctor;
 pub mod failure;
 pub mod id;
 pub mod job;
+pub mod learn;
 pub mod manifest;
 pub mod payload;
 mod place;
@@ -42,3 +46,5 @@ pub mod plan;
 pub mod simulate;
 pub mod topology;
 pub mod units;
+pub mod verdict;
+pub mod waits;

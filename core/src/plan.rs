@@ -154,6 +154,8 @@ pub struct Facts {
     /// What an interface or a link was measured to carry in a direction, payload only, where that is less than the
     /// topology promises.
     pub edges: BTreeMap<EdgeId, Rate>,
+    /// What pushes met between two nodes, (parent, child).
+    pub hops: BTreeMap<(NodeName, NodeName), HopFacts>,
 }
 
 impl Facts {
@@ -172,6 +174,15 @@ impl Facts {
         }
         let ends = (route.switches.first()?.clone(), route.switches.last()?.clone());
         self.paths.get(&ends)
+    }
+
+    /// What pushes met on this very hop.
+    pub(crate) fn hop(&self, parent: &NodeName, child: &NodeName) -> HopFacts {
+        if self.hops.is_empty() {
+            return HopFacts::default();
+        }
+        let met = self.hops.get(&(parent.clone(), child.clone()));
+        met.copied().unwrap_or_default()
     }
 
     /// A hop's RTT: measured, else measured between others at the same switches, else what the links on the way say,
@@ -201,6 +212,15 @@ pub struct PathFacts {
     pub filled: bool,
     /// The share of segments that were sent again at the highest rate, 0 to 1.
     pub loss: f64,
+}
+
+/// What pushes met between two nodes.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct HopFacts {
+    /// What one stream carries, where the stream was the limit.
+    pub one: Option<Rate>,
+    /// What all streams together carry, where the network was the limit.
+    pub carries: Option<Rate>,
 }
 
 /// What is known of one node.

@@ -94,7 +94,7 @@ struct Agent {
 
 enum Message {
     Down(usize, Box<Assignment>),
-    Up(usize, u64, Event),
+    Up(usize, u64, Box<Event>),
 }
 
 #[derive(Default, Clone)]
@@ -247,9 +247,9 @@ impl World {
         }
         let session = self.epoch.0;
         if self.lossy && self.dice.chance(10) {
-            self.post(Message::Up(i, session, event.clone()));
+            self.post(Message::Up(i, session, Box::new(event.clone())));
         }
-        self.post(Message::Up(i, session, event));
+        self.post(Message::Up(i, session, Box::new(event)));
     }
 
     fn apply(&mut self, event: Event) {
@@ -605,7 +605,7 @@ impl World {
                 // What an older session said does not reach a new coordinator.
                 Message::Up(i, session, event) => {
                     if session == self.epoch.0 && self.agents[i].connected {
-                        together.push(event);
+                        together.push(*event);
                         if self.dice.chance(60) {
                             self.apply_all(std::mem::take(&mut together));
                         }

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
 use crate::identity::Identity;
+use crate::tcp_info::TcpCounters;
 use crate::tls::identity_of;
 
 /// Bytes of a TLS connection's exporter that bind a proof to this very connection.
@@ -262,7 +263,12 @@ impl Closer {
 
     /// Segments that this end had to send again so far; 0 where the kernel does not say.
     pub fn retransmissions(&self) -> u64 {
-        crate::tcp_info::retransmissions(&self.0).unwrap_or(0)
+        self.counters().map_or(0, |counters| counters.segments_again)
+    }
+
+    /// What the kernel counts of the connection; `None` where it does not say.
+    pub fn counters(&self) -> Option<TcpCounters> {
+        crate::tcp_info::counters(&self.0).ok()
     }
 
     /// Ends the connection: reads and writes under way return at once.

@@ -36,6 +36,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use conn::{BlockingConn, Closer, Conn};
 pub use identity::{Identity, Role};
+pub use tcp_info::TcpCounters;
 
 /// A dial that has no answer: a SYN to a black hole would otherwise be waited for over two minutes.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(3);

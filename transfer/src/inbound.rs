@@ -27,6 +27,7 @@ use stage_core::digest::ManifestDigest;
 use stage_core::failure::Failure;
 use stage_core::id::{Epoch, JobId, JobKey, NodeName, PlanVersion};
 use stage_core::units::Rate;
+use stage_core::waits::Receiving;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -95,6 +96,8 @@ pub struct InboundCounters {
     pub streams: u16,
     /// RTT to the parent.
     pub rtt: Option<Duration>,
+    /// Where the time of its threads went.
+    pub receiving: Receiving,
 }
 
 enum Command {
@@ -113,6 +116,8 @@ struct Shared {
     wanted: Rate,
     pulse: Arc<Pulse>,
     bytes_received: AtomicU64,
+    /// Where the time of threads went that are over.
+    received: Mutex<Receiving>,
     view: Mutex<View>,
     /// Something happened that the manager should look at.
     changed: Notify,
@@ -157,6 +162,7 @@ impl Inbound {
             wanted: config.wanted,
             pulse: plane.pulse(config.job),
             bytes_received: AtomicU64::new(0),
+            received: Mutex::default(),
             view: Mutex::new(View {
                 parents: config.parents.clone(),
                 ..View::default()
@@ -186,8 +192,13 @@ impl Inbound {
 
     /// What was received so far.
     pub fn counters(&self) -> InboundCounters {
+        let mut receiving = *lock(&self.shared.received);
         let view = lock(&self.shared.view);
+        if let Some(hop) = &view.hop {
+            receiving.add(&hop.receiving());
+        }
         InboundCounters {
+            receiving,
             bytes_received: self.shared.bytes_received.load(Ordering::Relaxed),
             parent: view.hop.as_ref().map(|hop| hop.peer.node.clone()),
             streams: view.hop.as_ref().map_or(0, |hop| hop.open_streams()),

@@ -22,6 +22,7 @@
 //! | `unpack` | a tar laid out as a tree while it comes |
 //! | `sparse` | where a file has data, and whether the rest reads as zeros |
 //! | `durable`, `lease` | what has to outlive a crash; whether somebody has a file open |
+//! | `clock` | where the threads' time goes |
 //! | `crash`, `fault` | points at which tests kill the process; what the disk's errors mean |
 //! | [`outbound`] | sending: one queue a hop, and the threads that take from it |
 //! | [`probe`] | how fast disks, processors and the ways between nodes are |
@@ -31,6 +32,7 @@
 
 mod beat;
 pub mod budget;
+mod clock;
 mod crash;
 mod durable;
 pub mod error;

@@ -13,7 +13,7 @@ mod hop;
 mod queue;
 mod stream;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -22,10 +22,12 @@ use stage_core::chunk::ChunkIndex;
 use stage_core::failure::Failure;
 use stage_core::id::{HopId, JobId, JobKey, NodeName};
 use stage_core::units::Rate;
+use stage_core::waits::{self, MAX_CHILDREN, Reading, Sending};
 use tokio_util::sync::CancellationToken;
 
 use crate::beat::Pulse;
 use crate::budget::Budget;
+use crate::clock::{Clock, Doing};
 use crate::frame::{Beat, Waits};
 use crate::pace::Pacer;
 use crate::plane::DataPlane;
@@ -86,6 +88,10 @@ pub(crate) struct Served {
     origin: u64,
     children: Mutex<BTreeSet<NodeName>>,
     hops: Mutex<HashMap<HopId, Arc<Hop>>>,
+    /// Where the time went of hops that are over, by their child; [`MAX_CHILDREN`] at most.
+    past: Mutex<BTreeMap<NodeName, Sending>>,
+    /// Of the thread that reads the source.
+    pub(crate) reader: Clock,
     /// Since when there is no hop.
     alone: Mutex<Option<Instant>>,
     gate: Gate,
@@ -143,6 +149,8 @@ impl Served {
             origin: u64::from_le_bytes(random()),
             children: Mutex::new(job.children.into_iter().collect()),
             hops: Mutex::default(),
+            past: Mutex::default(),
+            reader: Clock::default(),
             alone: Mutex::new(Some(Instant::now())),
             gate: Gate::default(),
             ended: CancellationToken::new(),
@@ -188,7 +196,7 @@ impl Served {
 
     /// Takes a hop in; an older one of the same child ends.
     pub(crate) fn admit(&self, hop: &Arc<Hop>) {
-        let older: Vec<_> = {
+        let older: Vec<Arc<Hop>> = {
             let mut hops = lock(&self.hops);
             let older = hops.extract_if(|_, other| other.child == hop.child);
             let older = older.map(|(_, hop)| hop).collect();
@@ -196,18 +204,63 @@ impl Served {
             *lock(&self.alone) = None;
             older
         };
-        older.iter().for_each(|hop| hop.end());
+        for hop in older {
+            self.remember(&hop);
+            hop.end();
+        }
         self.gate.open();
     }
 
     pub(crate) fn dismiss(&self, id: HopId) {
-        {
+        let gone = {
             let mut hops = lock(&self.hops);
-            if hops.remove(&id).is_some() && hops.is_empty() {
+            let gone = hops.remove(&id);
+            if gone.is_some() && hops.is_empty() {
                 *lock(&self.alone) = Some(Instant::now());
             }
+            gone
+        };
+        if let Some(hop) = gone {
+            self.remember(&hop);
         }
         self.gate.open();
+    }
+
+    /// A hop is over: what it says of its time counts on.
+    fn remember(&self, hop: &Hop) {
+        let mut past = lock(&self.past);
+        if past.len() < MAX_CHILDREN || past.contains_key(&hop.child) {
+            past.entry(hop.child.clone()).or_default().add(&hop.sending());
+        }
+    }
+
+    /// Where the time of the threads that send went, by child; [`MAX_CHILDREN`] of them at most.
+    fn sending(&self) -> Vec<(NodeName, Sending)> {
+        let mut sums = lock(&self.past).clone();
+        let hops: Vec<_> = lock(&self.hops).values().cloned().collect();
+        for hop in hops {
+            if sums.len() < MAX_CHILDREN || sums.contains_key(&hop.child) {
+                sums.entry(hop.child.clone()).or_default().add(&hop.sending());
+            }
+        }
+        sums.into_iter().collect()
+    }
+
+    /// Where the time of the thread that reads the source went.
+    fn reading(&self) -> Reading {
+        let of = |part| self.reader.of(part);
+        let (disk, _, cpu) = waits::apart(
+            of(Doing::Disk),
+            Duration::ZERO,
+            of(Doing::Work),
+            self.reader.cpu(),
+        );
+        Reading {
+            disk,
+            limit: of(Doing::Limit),
+            idle: of(Doing::Idle),
+            cpu,
+        }
     }
 
     pub(crate) fn hop(&self, id: HopId) -> Option<Arc<Hop>> {
@@ -301,6 +354,11 @@ impl Serving {
     /// What was sent so far.
     pub fn counters(&self) -> ServingCounters {
         self.served.counters()
+    }
+
+    /// Where the time of its threads went: of the one that reads the source, and of those that send to each child.
+    pub fn waits(&self) -> (Reading, Vec<(NodeName, Sending)>) {
+        (self.served.reading(), self.served.sending())
     }
 
     /// Makes this node a broken one.

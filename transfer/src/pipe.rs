@@ -32,6 +32,7 @@ use stage_core::units::{ByteCount, Rate};
 use tokio::sync::mpsc;
 
 use crate::budget::ChunkBuf;
+use crate::clock::Doing;
 use crate::frame::Waits;
 use crate::outbound::{Member, Served, Serving};
 use crate::pace::Pacer;
@@ -328,13 +329,16 @@ fn run(shared: &Shared, mut input: Input, mut spool: Spool) {
 
 /// Reads to the end; gives how many bytes came.
 fn read_all(shared: &Shared, input: &mut Input, spool: &mut Spool) -> Result<ByteCount, End> {
+    let clock = &shared.served.reader;
+    let _running = clock.enter();
     let store = &shared.store;
     let mut hasher = ChunkHasher::new(store.hash());
     let mut own = Vec::new();
     let mut bytes = 0;
     for index in (0..).map(ChunkIndex) {
         wait_as(shared, Waits::Nothing);
-        if shared.is_over() || !shared.served.wait_for_demand(index.0, &shared.stop) {
+        let wanted = || shared.served.wait_for_demand(index.0, &shared.stop);
+        if shared.is_over() || !clock.time(Doing::Idle, wanted) {
             return Err(End::Stopped);
         }
         let claim = store.claim(index).ok_or_else(|| {
@@ -355,9 +359,9 @@ fn read_all(shared: &Shared, input: &mut Input, spool: &mut Spool) -> Result<Byt
                     &mut own[..]
                 }
             };
-            let got = fill(shared, input, block)?;
+            let got = clock.time(Doing::Disk, || fill(shared, input, block))?;
             let block = &block[..got];
-            hasher.update(block);
+            clock.time(Doing::Work, || hasher.update(block));
             spool.write(bytes + len as u64, block).map_err(End::Failed)?;
             len += got;
             shared.bytes_read.fetch_add(got as u64, Ordering::Relaxed);
@@ -438,10 +442,12 @@ fn declare(shared: &Shared, bytes: ByteCount) -> Result<Final, End> {
 
 /// Sleeps as long as the limit says.
 fn pause(shared: &Shared, bytes: usize) -> Result<(), End> {
-    let passed = shared.pace.wait(bytes, || {
-        // Asked only when there is something to wait for.
-        wait_as(shared, Waits::Limit);
-        shared.is_over()
+    let passed = shared.served.reader.time(Doing::Limit, || {
+        shared.pace.wait(bytes, || {
+            // Asked only when there is something to wait for.
+            wait_as(shared, Waits::Limit);
+            shared.is_over()
+        })
     });
     if passed { Ok(()) } else { Err(End::Stopped) }
 }

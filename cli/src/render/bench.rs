@@ -168,7 +168,7 @@ impl Benching {
             } else {
                 tables(&mut out, &self.measured, SystemTime::now())?;
             }
-            for kind in ["verdict", "route", "flag"] {
+            for kind in ["verdict", "route", "taught", "flag"] {
                 let remarks: Vec<_> = self.remarks.iter().filter(|r| r.kind == kind).collect();
                 if !remarks.is_empty() {
                     writeln!(out)?;

@@ -276,6 +276,11 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
     if let Some(left) = job.remaining() {
         writeln!(out, "about {} left", show_time(left))?;
     }
+    if let Some(verdict) = &job.verdict
+        && job.is_worth_a_verdict()
+    {
+        writeln!(out, "limited by {verdict}")?;
+    }
     let moved = job.nodes.iter().any(|node| node.received > ByteCount(0));
     if let Some(plan) = &job.plan
         && moved

@@ -238,6 +238,7 @@ pub(crate) struct Outcome<'a> {
     source_bytes_read: u64,
     source_bytes_sent: u64,
     plan: Option<PlanSummary>,
+    verdict: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Cause<'a>>,
     nodes: Vec<OneNode<'a>>,
@@ -265,6 +266,7 @@ impl<'a> Outcome<'a> {
                 predicted_seconds: forecast(plan.predicted),
                 bound_seconds: forecast(plan.bound),
             }),
+            verdict: job.verdict.as_deref(),
             error: job.failure.as_ref().map(Into::into),
             nodes: job.nodes.iter().map(Into::into).collect(),
         }
@@ -285,6 +287,7 @@ struct Progress<'a> {
     eta_seconds: Option<f64>,
     sha256_bytes: u64,
     source_bytes_read: u64,
+    verdict: Option<&'a str>,
     nodes: Vec<NodeProgress<'a>>,
 }
 
@@ -314,6 +317,7 @@ impl<'a> Progress<'a> {
             eta_seconds: job.remaining().map(seconds),
             sha256_bytes: job.sha256_bytes.0,
             source_bytes_read: job.source_bytes_read.0,
+            verdict: job.verdict.as_deref(),
             nodes: job
                 .nodes
                 .iter()
@@ -348,7 +352,7 @@ mod tests {
     #[test]
     fn finished_has_the_promised_fields() {
         let job = finished(vec![published("n1", "n0"), unfit("n2")]);
-        insta::assert_snapshot!(shown(&[Event::Finished { job: Box::new(job), exit: 5 }]), @r#"{"event":"finished","exit":5,"job":"11111111-1111-1111-1111-111111111111","state":"open","name":"genome.db","source":"n0","bytes":1073741824,"payload_bytes":1073741824,"seconds":9.1,"sha256":"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef","source_bytes_read":1073741824,"source_bytes_sent":1073741824,"plan":{"shape":"chain","depth":2,"predicted_seconds":8.9,"bound_seconds":8.6},"nodes":[{"node":"n1","state":"published","path":"/scratch/stage/genome.db","bytes_received":1073741824,"seconds":8.8,"bytes_per_second":122016116,"parent":"n0","streams":1,"already":false,"error":null},{"node":"n2","state":"unfit","path":"/scratch/stage/genome.db","bytes_received":0,"seconds":0.0,"bytes_per_second":0,"parent":null,"streams":0,"already":false,"error":{"code":"no_space","node":"n2","path":"/scratch/stage/genome.db","message":"too little space: short by 3.00 GiB","hint":"free space under /scratch/stage, the push then goes on by itself","short_by_bytes":3221225472}}]}"#);
+        insta::assert_snapshot!(shown(&[Event::Finished { job: Box::new(job), exit: 5 }]), @r#"{"event":"finished","exit":5,"job":"11111111-1111-1111-1111-111111111111","state":"open","name":"genome.db","source":"n0","bytes":1073741824,"payload_bytes":1073741824,"seconds":9.1,"sha256":"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef","source_bytes_read":1073741824,"source_bytes_sent":1073741824,"plan":{"shape":"chain","depth":2,"predicted_seconds":8.9,"bound_seconds":8.6},"verdict":null,"nodes":[{"node":"n1","state":"published","path":"/scratch/stage/genome.db","bytes_received":1073741824,"seconds":8.8,"bytes_per_second":122016116,"parent":"n0","streams":1,"already":false,"error":null},{"node":"n2","state":"unfit","path":"/scratch/stage/genome.db","bytes_received":0,"seconds":0.0,"bytes_per_second":0,"parent":null,"streams":0,"already":false,"error":{"code":"no_space","node":"n2","path":"/scratch/stage/genome.db","message":"too little space: short by 3.00 GiB","hint":"free space under /scratch/stage, the push then goes on by itself","short_by_bytes":3221225472}}]}"#);
     }
 
     #[test]
@@ -369,7 +373,7 @@ mod tests {
         {"event":"planned","plan":{"shape":"chain","source":"n0","depth":0,"predicted_seconds":8.9,"bound_seconds":8.6,"reason":"every node sends to one other, so each has its whole interface","hops":[]}}
         {"event":"node","job":"11111111-1111-1111-1111-111111111111","node":"n1","state":"receiving","path":"/scratch/stage/genome.db","bytes_received":536870912,"seconds":4.0,"bytes_per_second":120000000,"parent":"n0","streams":1,"already":false,"error":null}
         {"event":"remark","job":"11111111-1111-1111-1111-111111111111","text":"n1 moved"}
-        {"event":"progress","job":"11111111-1111-1111-1111-111111111111","state":"running","seconds":4.0,"bytes":1073741824,"payload_bytes":1073741824,"targets":1,"published":0,"bytes_kept":536870912,"bytes_per_second_now":117000000,"eta_seconds":4.589,"sha256_bytes":536870912,"source_bytes_read":536870912,"nodes":[{"node":"n1","bytes_kept":536870912,"bytes_per_second":120000000,"bytes_per_second_now":117000000,"disk_bytes_per_second":900000000}]}
+        {"event":"progress","job":"11111111-1111-1111-1111-111111111111","state":"running","seconds":4.0,"bytes":1073741824,"payload_bytes":1073741824,"targets":1,"published":0,"bytes_kept":536870912,"bytes_per_second_now":117000000,"eta_seconds":4.589,"sha256_bytes":536870912,"source_bytes_read":536870912,"verdict":null,"nodes":[{"node":"n1","bytes_kept":536870912,"bytes_per_second":120000000,"bytes_per_second_now":117000000,"disk_bytes_per_second":900000000}]}
         {"event":"compared","by":"sha256sum","sha256":"00","copies":3,"equal":true}
         "#);
     }

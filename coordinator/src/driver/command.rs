@@ -86,6 +86,10 @@ pub(crate) enum Command {
         measurement: Measurement,
         reply: oneshot::Sender<()>,
     },
+    /// What pushes have taught, for people.
+    Taught {
+        reply: oneshot::Sender<Vec<String>>,
+    },
     /// Every reading.
     History {
         reply: oneshot::Sender<History>,

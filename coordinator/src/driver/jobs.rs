@@ -13,7 +13,7 @@ use stage_proto::v1;
 use stage_proto::v1::coordinator_message::Body;
 use tokio::sync::{oneshot, watch};
 
-use super::{After, Asker, Driver, Join, LOOK_DEADLINE, LOOKS, Look, Outbox, Submit, View, submit};
+use super::{After, Asker, Driver, Join, LOOK_DEADLINE, LOOKS, Look, Outbox, Submit, View, judge, submit};
 use crate::encode;
 use crate::store::{Change, StoredJob};
 
@@ -34,6 +34,8 @@ pub(super) struct Entry {
     shown_at: Duration,
     /// Watchers should see it then.
     pub(super) show_at: Option<Duration>,
+    /// It has settled before, and what it taught is kept.
+    pub(super) concluded: bool,
 }
 
 impl Entry {
@@ -44,6 +46,7 @@ impl Entry {
             view: None,
             shown_at: Duration::ZERO,
             show_at: None,
+            concluded: false,
         }
     }
 }
@@ -92,6 +95,7 @@ impl Driver {
             entry.wake = None;
         }
         let had_ended = entry.job.phase().is_ended();
+        let had_settled = entry.job.is_settled();
         for effect in entry.job.apply_all(events, now) {
             match effect {
                 Effect::Persist(changes) => out.batch.push(Change::Job(id, changes)),
@@ -119,9 +123,13 @@ impl Driver {
             }
         }
         let ended = entry.job.phase().is_ended();
+        let settled = entry.job.is_settled();
         if ended && !had_ended {
             tracing::info!(job = %id, state = entry.job.phase().as_str(), exit = entry.job.exit(), "job ended");
             self.forget(out);
+        }
+        if settled && !had_settled {
+            self.conclude(id, now, out);
         }
     }
 
@@ -356,7 +364,12 @@ impl Driver {
 
     pub(super) fn watch(&mut self, id: JobId, now: Now) -> Result<View, Failure> {
         let entry = self.jobs.get_mut(&id).ok_or_else(|| unknown(id))?;
-        let fresh = Arc::new(encode::job(&entry.job.view(now)));
+        let fresh = Arc::new(judge::view(
+            &entry.job,
+            &self.setup.topology,
+            &self.measurements,
+            now,
+        ));
         let view = match &entry.view {
             Some(view) => {
                 view.send_replace(fresh);
@@ -389,7 +402,8 @@ impl Driver {
             entry.shown_at = now.up;
             if let Some(view) = &entry.view {
                 if view.receiver_count() > 0 {
-                    view.send_replace(Arc::new(encode::job(&entry.job.view(now))));
+                    let fresh = judge::view(&entry.job, &self.setup.topology, &self.measurements, now);
+                    view.send_replace(Arc::new(fresh));
                 } else {
                     entry.view = None;
                 }

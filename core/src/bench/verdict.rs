@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{LinkReading, Measurement, NodeReading, Pair, Reading, Subject};
-use crate::cost;
 use crate::id::NodeName;
 use crate::topology::Topology;
 use crate::units::Rate;
+use crate::verdict::words;
 
 /// Below this share of a median something is wrong.
 const SUSPECT: f64 = 0.7;
@@ -14,8 +14,6 @@ const SUSPECT: f64 = 0.7;
 const ENOUGH: usize = 3;
 /// What "its last month" means.
 const MONTH_MS: u64 = 31 * 24 * 3600 * 1000;
-/// A path that carries this share of its narrowest part is full.
-const FULL: f64 = 0.85;
 
 /// Readings of each subject, oldest first.
 pub type History = BTreeMap<Subject, Vec<Measurement>>;
@@ -155,8 +153,8 @@ pub fn way(
     let checks = |node: Option<&NodeReading>| node.map(|node| node.blake3).filter(|rate| *rate > Rate::ZERO);
     // What is slower than the network, the slowest first.
     let mut slower: Vec<(Rate, String)> = [
-        (reads, format!("{a}: its disk reads")),
-        (writes, format!("{b}: its disk writes")),
+        (reads, words::reads(a)),
+        (writes, words::writes(b)),
         (checks(from), format!("{a}: a core hashes")),
         (checks(to), format!("{b}: a core hashes")),
     ]
@@ -167,9 +165,9 @@ pub fn way(
     slower.sort_by(|one, other| one.0.bytes_per_second().total_cmp(&other.0.bytes_per_second()));
     if let Some((rate, what)) = slower.first() {
         return Some(format!(
-            "{what} {}; the way from {a} to {b} could carry {}",
+            "{what} {}{}",
             rate.in_bytes(),
-            carried.in_bytes()
+            words::could_carry(a, b, carried)
         ));
     }
     let end = match (reads, writes) {
@@ -179,43 +177,20 @@ pub fn way(
         _ => String::new(),
     };
     Some(format!(
-        "{a} to {b}: the network carries {}, {}{end}",
-        carried.in_bytes(),
+        "{}, {}{end}",
+        words::carries(a, b, carried),
         why(topology, pair, best)
     ))
 }
 
 /// What holds the network back.
 fn why(topology: &Topology, pair: &Pair, best: &super::StreamReading) -> String {
-    let Some(route) = topology.route(&pair.from, &pair.to) else {
+    if topology.route(&pair.from, &pair.to).is_none() {
         return "no way known to the topology".to_owned();
-    };
-    // The first of equals: it is passed first.
-    let narrowest = route.edges.iter().copied().reduce(|least, next| {
-        if topology.capacity(next) < topology.capacity(least) {
-            next
-        } else {
-            least
-        }
-    });
-    let Some(narrowest) = narrowest else {
-        return "within one host".to_owned();
-    };
-    let (name, wire) = (topology.edge_name(narrowest), topology.capacity(narrowest));
-    let share = best.rate.bytes_per_second() / cost::goodput(wire).bytes_per_second();
-    if share >= FULL {
-        format!("which is what the {name} has ({})", wire.in_bits())
-    } else {
-        let loss = if best.loss() > 1e-4 {
-            format!(", and {:.2} % of it was sent again", best.loss() * 100.0)
-        } else {
-            String::new()
-        };
-        format!(
-            "{:.0} % of what the {name} should ({}){loss}",
-            share * 100.0,
-            wire.in_bits()
-        )
+    }
+    match words::narrowest(topology, &pair.from, &pair.to) {
+        Some(edge) => words::of_edge(topology, edge, best.rate, best.loss()),
+        None => "within one host".to_owned(),
     }
 }
 

@@ -87,6 +87,13 @@ impl Job {
             Event::Outcome(node, outcome) => self.ended(&node, outcome),
             Event::Moved { node, from, to, why } => self.moved(&node, &from, &to, &why),
             Event::Corrupt { node, parent, chunk } => self.corrupt(&node, &parent, chunk),
+            Event::Judged(verdict) => {
+                if self.record.verdict != verdict {
+                    self.record.verdict = verdict;
+                    self.dirty_record = true;
+                    self.changed();
+                }
+            }
             Event::Cancel(None) => {
                 if !self.record.phase.is_ended() {
                     for at in 0..self.targets.len() {

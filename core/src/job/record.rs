@@ -329,6 +329,8 @@ pub struct Record {
     pub source_bytes_sent: u64,
     /// See `source_bytes_read`.
     pub sha256_bytes: u64,
+    /// What limited it, in words; empty before it settled, and where too little was seen.
+    pub verdict: String,
 }
 
 impl Record {
@@ -356,6 +358,7 @@ impl Record {
             source_bytes_read: 0,
             source_bytes_sent: 0,
             sha256_bytes: 0,
+            verdict: String::new(),
         }
     }
 }

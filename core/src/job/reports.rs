@@ -140,6 +140,9 @@ impl Job {
             self.record.source_bytes_read = progress.source_bytes_read;
             self.record.source_bytes_sent = progress.bytes_sent;
             self.record.sha256_bytes = progress.sha256_bytes;
+            let mut read = progress.clone();
+            read.bytes_kept = progress.source_bytes_read;
+            self.source_live.note(read, self.now.up);
             self.source_progress = progress.clone();
         }
         let Some(at) = self.index.get(node).copied() else {

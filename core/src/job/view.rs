@@ -61,6 +61,8 @@ pub struct JobView {
     pub targets: usize,
     /// How many have the file (or had something that was to be left).
     pub published: usize,
+    /// What limits it, in words; empty where nobody knows.
+    pub verdict: String,
 }
 
 /// A target as of now.
@@ -107,14 +109,28 @@ impl Live {
             self.first = Some(now);
         }
         let last = (now, progress.bytes_kept);
+        if progress.bytes_kept > 0 {
+            self.began.get_or_insert(last);
+            if self.grew.is_none_or(|(_, bytes)| bytes < progress.bytes_kept) {
+                self.grew = Some(last);
+            }
+        }
+        if let (Some(before), Some(parent)) = (&self.progress.parent, &progress.parent) {
+            self.moved |= before != parent;
+        }
         if self.mark.is_none_or(|(at, _)| at + WINDOW * 2 <= now) {
+            self.mark_waits = if self.last.is_some() {
+                self.progress.waits.clone()
+            } else {
+                progress.waits.clone()
+            };
             self.mark = self.last.or(Some(last));
         }
         self.last = Some(last);
         self.progress = progress;
     }
 
-    fn rate_now(&self) -> Rate {
+    pub(super) fn rate_now(&self) -> Rate {
         match (self.mark, self.last) {
             (Some((from, before)), Some((to, after))) if to > from => {
                 rate(after.saturating_sub(before), to - from)
@@ -124,7 +140,7 @@ impl Live {
     }
 }
 
-fn rate(bytes: u64, time: Duration) -> Rate {
+pub(super) fn rate(bytes: u64, time: Duration) -> Rate {
     if time.is_zero() {
         Rate::ZERO
     } else {
@@ -223,6 +239,7 @@ impl Job {
                 .iter()
                 .filter(|target| target.state.is_good())
                 .count(),
+            verdict: record.verdict.clone(),
         }
     }
 

@@ -26,6 +26,8 @@ pub(crate) enum Cause {
     Disk(usize),
     /// The limit put on what a node sends.
     SendLimit(usize),
+    /// What a push met on the way of the hop.
+    Way { parent: usize, child: usize },
     /// What the hop's streams carry.
     Streams {
         parent: usize,
@@ -43,6 +45,11 @@ impl Cause {
             Self::SourceDisk => format!("disk of {}", ground.name(SOURCE)),
             Self::SourceLimit => format!("read limit of {}", ground.name(SOURCE)),
             Self::Disk(node) => format!("disk of {}", ground.name(node)),
+            Self::Way { parent, child } => format!(
+                "what a push met from {} to {}",
+                ground.name(parent),
+                ground.name(child)
+            ),
             Self::SendLimit(node) => format!("send limit of {}", ground.name(node)),
             Self::Streams { parent, child, bound } => {
                 let (parent, child) = (ground.name(parent), ground.name(child));
@@ -221,6 +228,10 @@ pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> O
             cause = Cause::Member(edge);
         }
     }
+    let met = ground.met(parent, child);
+    if met.one.is_some_and(|one| carry.limit(one)) {
+        cause = Cause::Way { parent, child };
+    }
     let streams_cap = streams_cap(ground, path.loss);
     let mut alone = (carry.rate(streams_cap), cause);
     let mut also = |rate: Rate, cause: Cause| {
@@ -233,6 +244,9 @@ pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> O
         also(ground.source_limit(), Cause::SourceLimit);
     }
     also(ground.disk_write(child), Cause::Disk(child));
+    if let Some(carries) = met.carries {
+        also(carries, Cause::Way { parent, child });
+    }
     Some(LaidHop {
         crossings: route.switches.len().saturating_sub(1),
         edges: route.edges,

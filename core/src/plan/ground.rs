@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Facts, PathFacts, PlanError, Request, WindowLimits};
+use super::{Facts, HopFacts, PathFacts, PlanError, Request, WindowLimits};
 use crate::cost::{self, StreamPath};
 use crate::id::NodeName;
 use crate::topology::{EdgeId, Node, Route, Topology};
@@ -93,6 +93,11 @@ impl<'a> Ground<'a> {
     /// A hop's RTT.
     pub(super) fn rtt(&self, parent: usize, child: usize, route: &Route) -> Duration {
         self.facts.rtt(self.name(parent), self.name(child), route)
+    }
+
+    /// What pushes met on a hop.
+    pub(super) fn met(&self, parent: usize, child: usize) -> HopFacts {
+        self.facts.hop(self.name(parent), self.name(child))
     }
 
     /// What was measured between the switches where a hop begins and ends.

@@ -3,6 +3,8 @@
 use stage_core::assignment::{Outcome, Prepared, Progress, SourceReport};
 use stage_core::digest::FileDigest;
 use stage_core::id::NodeName;
+use stage_core::units::{ByteCount, Rate};
+use stage_core::waits::{MAX_CHILDREN, Reading, Receiving, Sending, Tcp, Waits};
 
 use super::{WireError, array, parse, required, seconds, streams16};
 use crate::v1;
@@ -121,6 +123,7 @@ impl v1::JobProgress {
             rtt_seconds: progress.rtt.unwrap_or_default().as_secs_f64(),
             children: progress.children.into(),
             walked: progress.walked,
+            waits: Some((&progress.waits).into()),
         }
     }
 }
@@ -148,6 +151,95 @@ impl TryFrom<&v1::JobProgress> for Progress {
             rtt: (!rtt.is_zero()).then_some(rtt),
             children: streams16("progress.children", wire.children)?,
             walked: wire.walked,
+            waits: wire
+                .waits
+                .as_ref()
+                .map(TryInto::try_into)
+                .transpose()?
+                .unwrap_or_default(),
         })
     }
+}
+
+impl From<&Waits> for v1::Waits {
+    fn from(waits: &Waits) -> Self {
+        let Waits {
+            receiving,
+            reading,
+            sending,
+        } = waits;
+        Self {
+            receive_upstream: receiving.upstream.as_secs_f64(),
+            receive_disk: receiving.disk.as_secs_f64(),
+            receive_cpu: receiving.cpu.as_secs_f64(),
+            read_disk: reading.disk.as_secs_f64(),
+            read_limit: reading.limit.as_secs_f64(),
+            read_idle: reading.idle.as_secs_f64(),
+            read_cpu: reading.cpu.as_secs_f64(),
+            sending: sending
+                .iter()
+                .map(|(child, sending)| v1::SendWaits {
+                    child: child.to_string(),
+                    idle: sending.idle.as_secs_f64(),
+                    network: sending.network.as_secs_f64(),
+                    disk: sending.disk.as_secs_f64(),
+                    limit: sending.limit.as_secs_f64(),
+                    cpu: sending.cpu.as_secs_f64(),
+                    tcp_busy: sending.tcp.busy.as_secs_f64(),
+                    tcp_receiver_limited: sending.tcp.receiver.as_secs_f64(),
+                    tcp_buffer_limited: sending.tcp.buffer.as_secs_f64(),
+                    tcp_bytes_sent: sending.tcp.sent.0,
+                    tcp_bytes_again: sending.tcp.again.0,
+                    tcp_rtt: sending.tcp.rtt.as_secs_f64(),
+                    tcp_delivery_bytes_per_second: sending.tcp.delivery.bytes_per_second(),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl TryFrom<&v1::Waits> for Waits {
+    type Error = WireError;
+    fn try_from(wire: &v1::Waits) -> Result<Self, WireError> {
+        Ok(Self {
+            receiving: Receiving {
+                upstream: seconds("waits.receive_upstream", wire.receive_upstream)?,
+                disk: seconds("waits.receive_disk", wire.receive_disk)?,
+                cpu: seconds("waits.receive_cpu", wire.receive_cpu)?,
+            },
+            reading: Reading {
+                disk: seconds("waits.read_disk", wire.read_disk)?,
+                limit: seconds("waits.read_limit", wire.read_limit)?,
+                idle: seconds("waits.read_idle", wire.read_idle)?,
+                cpu: seconds("waits.read_cpu", wire.read_cpu)?,
+            },
+            sending: wire
+                .sending
+                .iter()
+                .take(MAX_CHILDREN)
+                .map(sending)
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn sending(wire: &v1::SendWaits) -> Result<(NodeName, Sending), WireError> {
+    let delivery = wire.tcp_delivery_bytes_per_second;
+    let sending = Sending {
+        idle: seconds("sending.idle", wire.idle)?,
+        network: seconds("sending.network", wire.network)?,
+        disk: seconds("sending.disk", wire.disk)?,
+        limit: seconds("sending.limit", wire.limit)?,
+        cpu: seconds("sending.cpu", wire.cpu)?,
+        tcp: Tcp {
+            busy: seconds("sending.tcp_busy", wire.tcp_busy)?,
+            receiver: seconds("sending.tcp_receiver_limited", wire.tcp_receiver_limited)?,
+            buffer: seconds("sending.tcp_buffer_limited", wire.tcp_buffer_limited)?,
+            sent: ByteCount(wire.tcp_bytes_sent),
+            again: ByteCount(wire.tcp_bytes_again),
+            rtt: seconds("sending.tcp_rtt", wire.tcp_rtt)?,
+            delivery: Rate::from_bytes_per_second(if delivery.is_finite() { delivery } else { 0.0 }),
+        },
+    };
+    Ok((parse("sending.child", &wire.child)?, sending))
 }

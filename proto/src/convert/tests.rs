@@ -17,6 +17,7 @@ use stage_core::id::{AskId, Epoch, JobId, JobKey, PlanVersion};
 use stage_core::manifest::Manifest;
 use stage_core::payload::{Expectation, Payload, SourcePath, Walk};
 use stage_core::units::{ByteCount, Rate};
+use stage_core::waits::{Reading, Receiving, Sending, Tcp, Waits};
 
 use crate::v1;
 
@@ -205,6 +206,38 @@ fn reports_survive_the_wire() {
         parent: Some("n0".parse().unwrap()),
         rtt: Some(Duration::from_millis(1)),
         walked: 7,
+        waits: Waits {
+            receiving: Receiving {
+                upstream: Duration::from_secs(1),
+                disk: Duration::from_secs(2),
+                cpu: Duration::from_secs(3),
+            },
+            reading: Reading {
+                disk: Duration::from_secs(4),
+                limit: Duration::from_secs(5),
+                idle: Duration::from_secs(6),
+                cpu: Duration::from_secs(7),
+            },
+            sending: vec![(
+                "n7".parse().unwrap(),
+                Sending {
+                    idle: Duration::from_secs(8),
+                    network: Duration::from_secs(9),
+                    disk: Duration::from_secs(10),
+                    limit: Duration::from_secs(11),
+                    cpu: Duration::from_secs(12),
+                    tcp: Tcp {
+                        busy: Duration::from_secs(13),
+                        receiver: Duration::from_secs(14),
+                        buffer: Duration::from_secs(15),
+                        sent: ByteCount(16),
+                        again: ByteCount(17),
+                        rtt: Duration::from_secs(18),
+                        delivery: Rate::from_bytes_per_second(19.0),
+                    },
+                },
+            )],
+        },
         ..Progress::default()
     };
     let wire = v1::JobProgress::of(JobId::from_random([1; 16]), &progress);

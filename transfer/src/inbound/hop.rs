@@ -12,6 +12,7 @@ use stage_core::chunk::{ChunkIndex, ChunkSet};
 use stage_core::digest::ChunkDigest;
 use stage_core::failure::Failure;
 use stage_core::id::HopId;
+use stage_core::waits::Receiving;
 use stage_net::Conn;
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::Notify;
@@ -147,6 +148,15 @@ impl InHop {
 
     pub(super) fn open_streams(&self) -> u16 {
         u16::try_from(lock(&self.slots).len()).unwrap_or(u16::MAX)
+    }
+
+    /// Where the time of the threads of its open streams went.
+    pub(super) fn receiving(&self) -> Receiving {
+        let slots = lock(&self.slots).clone();
+        slots.iter().fold(Receiving::default(), |mut sum, slot| {
+            sum.add(&slot.receiving());
+            sum
+        })
     }
 
     /// Payload bytes came.

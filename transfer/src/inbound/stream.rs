@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use stage_core::chunk::BLOCK;
 use stage_core::digest::ChunkHasher;
 use stage_core::failure::{Code, Failure};
+use stage_core::waits::{self, Receiving};
 use stage_net::{BlockingConn, Closer};
 
 use super::hop::{Fault, InHop};
+use crate::clock::{Clock, Doing};
 use crate::error::TransferError;
 use crate::frame::Header;
 use crate::sync::lock;
@@ -32,6 +34,7 @@ pub(super) struct Slot {
     closer: Closer,
     seen: Mutex<Seen>,
     pub(super) slow: AtomicBool,
+    clock: Clock,
 }
 
 impl Slot {
@@ -41,11 +44,24 @@ impl Slot {
             closer,
             seen: Mutex::default(),
             slow: AtomicBool::new(false),
+            clock: Clock::default(),
         }
     }
 
     pub(super) fn close(&self) {
         self.closer.close();
+    }
+
+    /// Where its thread's time went.
+    pub(super) fn receiving(&self) -> Receiving {
+        let of = |part| self.clock.of(part);
+        let (upstream, disk, cpu) = waits::apart(
+            of(Doing::Network),
+            of(Doing::Disk),
+            of(Doing::Work),
+            self.clock.cpu(),
+        );
+        Receiving { upstream, disk, cpu }
     }
 
     fn seen(&self) -> Seen {
@@ -59,11 +75,15 @@ impl Slot {
 
     /// Does what is not the network's doing.
     fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
-        lock(&self.seen).writing = Some(Instant::now());
+        let since = Instant::now();
+        lock(&self.seen).writing = Some(since);
         let done = work();
+        let took = since.elapsed();
+        self.clock.add(Doing::Disk, took);
         let mut seen = lock(&self.seen);
-        if let (Some(since), Some(began)) = (seen.writing.take(), seen.began) {
-            seen.began = Some(began + since.elapsed());
+        seen.writing = None;
+        if let Some(began) = seen.began {
+            seen.began = Some(began + took);
         }
         done
     }
@@ -140,6 +160,7 @@ fn slower(seen: &[Seen], at: usize, now: Instant) -> Option<Duration> {
 /// Receives until the hop or the connection ends.
 pub(super) fn run(hop: &Arc<InHop>, slot: &Arc<Slot>, conn: BlockingConn) -> Result<(), TransferError> {
     conn.set_read_timeout(Some(PATIENCE))?;
+    let _running = slot.clock.enter();
     let store = &hop.shared.store;
     let mut receiver = Receiver {
         hop,
@@ -203,7 +224,7 @@ impl Receiver<'_> {
                 }
             };
             self.fill(block, false)?;
-            self.hasher.update(block);
+            self.slot.clock.time(Doing::Work, || self.hasher.update(block));
             self.slot.aside(|| claim.write(at, block)).map_err(failed)?;
             self.block = own;
             at += now;
@@ -244,6 +265,8 @@ impl Receiver<'_> {
     fn fill(&mut self, mut buf: &mut [u8], between: bool) -> Result<bool, TransferError> {
         let whole = buf.len();
         let mut last = Instant::now();
+        // What was not counted yet.
+        let mut since = last;
         while !buf.is_empty() {
             // A closed socket still gives what the kernel had received, which may be megabytes.
             if self.hop.is_over() || self.slot.slow.load(Ordering::Relaxed) {
@@ -259,6 +282,9 @@ impl Receiver<'_> {
                 Err(error) => match error.kind() {
                     ErrorKind::Interrupted => {}
                     ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                        let now = Instant::now();
+                        self.slot.clock.add(Doing::Network, now - since);
+                        since = now;
                         let within = !between || buf.len() < whole;
                         if within && last.elapsed() > SILENCE {
                             return Err(TransferError::Silent(SILENCE.as_secs()));
@@ -268,6 +294,9 @@ impl Receiver<'_> {
                 },
             }
         }
+        self.slot
+            .clock
+            .add(Doing::Network, last.saturating_duration_since(since));
         Ok(true)
     }
 }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use stage_core::chunk::ChunkIndex;
 use stage_core::id::{HopId, NodeName};
+use stage_core::units::{ByteCount, Rate};
+use stage_core::waits::{self, Sending, Tcp};
 use stage_net::{BlockingConn, Closer, Conn};
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::{Notify, mpsc};
@@ -16,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::Served;
 use super::queue::Queue;
 use super::stream;
+use crate::clock::{Clock, Doing};
 use crate::error::TransferError;
 use crate::frame::{self, MAX_BATCH, MAX_MESSAGE, Reader, ToChild, ToParent};
 use crate::store::Watcher;
@@ -41,6 +44,8 @@ pub(crate) struct Hop {
     streams: Mutex<Vec<Stream>>,
     /// Streams whose thread has ended, and that the child has not yet said to be over.
     orphans: Mutex<Vec<(u32, Instant)>>,
+    /// Where the time of threads went that are over.
+    sent: Mutex<Sending>,
 }
 
 struct Stream {
@@ -49,6 +54,36 @@ struct Stream {
     thread: JoinHandle<()>,
     /// The child has not said that it is over.
     open: bool,
+    clock: Arc<Clock>,
+}
+
+impl Stream {
+    fn sending(&self) -> Sending {
+        let of = |part| self.clock.of(part);
+        let (network, disk, cpu) = waits::apart(
+            of(Doing::Network),
+            of(Doing::Disk),
+            of(Doing::Work),
+            self.clock.cpu(),
+        );
+        let tcp = self.closer.counters().unwrap_or_default();
+        Sending {
+            idle: of(Doing::Idle),
+            network,
+            disk,
+            limit: of(Doing::Limit),
+            cpu,
+            tcp: Tcp {
+                busy: tcp.busy,
+                receiver: tcp.receiver_limited,
+                buffer: tcp.buffer_limited,
+                sent: ByteCount(tcp.sent),
+                again: ByteCount(tcp.sent_again),
+                rtt: tcp.rtt,
+                delivery: Rate::from_bytes_per_second(tcp.delivery_rate as f64),
+            },
+        }
+    }
 }
 
 impl Hop {
@@ -64,6 +99,7 @@ impl Hop {
             ending: CancellationToken::new(),
             streams: Mutex::default(),
             orphans: Mutex::default(),
+            sent: Mutex::default(),
         });
         let watcher: Weak<dyn Watcher> = Arc::<Self>::downgrade(&hop);
         let here = served.store.watch(watcher);
@@ -97,7 +133,9 @@ impl Hop {
         };
         let closer = conn.closer()?;
         let mut streams = lock(&self.streams);
-        streams.retain(|stream| stream.open || !stream.thread.is_finished());
+        for over in streams.extract_if(.., |stream| !stream.open && stream.thread.is_finished()) {
+            lock(&self.sent).add(&over.sending());
+        }
         if self.is_over() {
             return Err(TransferError::Stopped);
         }
@@ -108,10 +146,12 @@ impl Hop {
             return Err(TransferError::Protocol("two data connections of one number"));
         }
         let hop = self.clone();
+        let clock = Arc::new(Clock::default());
+        let its = clock.clone();
         let thread = std::thread::Builder::new()
             .name(format!("out-{number}"))
             .spawn(move || {
-                if let Err(error) = stream::run(&hop, &served, number, conn) {
+                if let Err(error) = stream::run(&hop, &served, number, &its, conn) {
                     tracing::debug!(child = %hop.child, stream = number, %error, "stream ended");
                 }
                 hop.thread_ended(number);
@@ -121,12 +161,22 @@ impl Hop {
             closer,
             thread,
             open: true,
+            clock,
         });
         Ok(())
     }
 
+    /// Where the time of its threads went.
+    pub(crate) fn sending(&self) -> Sending {
+        let mut sum = *lock(&self.sent);
+        for stream in &*lock(&self.streams) {
+            sum.add(&stream.sending());
+        }
+        sum
+    }
+
     /// Blocks until there is a chunk for this stream; `None` when the hop or the stream is over.
-    pub(crate) fn take(&self, stream: u32, closed: &dyn Fn() -> bool) -> Option<ChunkIndex> {
+    pub(crate) fn take(&self, stream: u32, clock: &Clock, closed: &dyn Fn() -> bool) -> Option<ChunkIndex> {
         let mut queue = lock(&self.queue);
         loop {
             if self.is_over() || closed() {
@@ -135,7 +185,9 @@ impl Hop {
             if let Some(index) = queue.take(stream) {
                 return Some(index);
             }
-            let wait = self.filled.wait_timeout(queue, Duration::from_millis(500));
+            let wait = clock.time(Doing::Idle, || {
+                self.filled.wait_timeout(queue, Duration::from_millis(500))
+            });
             queue = wait.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
     }

@@ -10,6 +10,7 @@ use stage_net::BlockingConn;
 
 use super::hop::Hop;
 use super::{Fault, Served};
+use crate::clock::{Clock, Doing};
 use crate::error::TransferError;
 use crate::frame::Header;
 use crate::sync::lock;
@@ -22,13 +23,20 @@ pub(super) fn run(
     hop: &Arc<Hop>,
     served: &Arc<Served>,
     number: u32,
+    clock: &Clock,
     conn: BlockingConn,
 ) -> Result<(), TransferError> {
     conn.set_write_timeout(Some(PATIENCE))?;
-    let mut sender = Sender { hop, served, conn };
+    let _running = clock.enter();
+    let mut sender = Sender {
+        hop,
+        served,
+        clock,
+        conn,
+    };
     // Made on the first chunk that has to be read from the file: most are sent from memory.
     let mut block = Vec::new();
-    while let Some(index) = hop.take(number, &|| !hop.is_stream_open(number)) {
+    while let Some(index) = hop.take(number, clock, &|| !hop.is_stream_open(number)) {
         served.taken();
         sender.chunk(index, &mut block)?;
     }
@@ -38,6 +46,7 @@ pub(super) fn run(
 struct Sender<'a> {
     hop: &'a Hop,
     served: &'a Served,
+    clock: &'a Clock,
     conn: BlockingConn,
 }
 
@@ -69,7 +78,8 @@ impl Sender<'_> {
                     match &hot {
                         Some(bytes) => block.copy_from_slice(&bytes[at..at + now]),
                         None => {
-                            if let Err(failure) = store.read(index, at, block) {
+                            let read = self.clock.time(Doing::Disk, || store.read(index, at, block));
+                            if let Err(failure) = read {
                                 // Half a chunk is on the wire: this connection cannot go on, others can.
                                 tracing::warn!(%failure, chunk = index.0, "a chunk cannot be read back");
                                 self.hop.gone(index);
@@ -95,7 +105,11 @@ impl Sender<'_> {
 
     /// Waits until the limit lets so many bytes pass.
     fn wait(&self, bytes: usize) -> Result<(), TransferError> {
-        if self.served.pace.wait(bytes, || self.hop.is_over()) {
+        let pace = &self.served.pace;
+        let passed = self
+            .clock
+            .time(Doing::Limit, || pace.wait(bytes, || self.hop.is_over()));
+        if passed {
             Ok(())
         } else {
             Err(TransferError::Stopped)
@@ -105,7 +119,8 @@ impl Sender<'_> {
     /// Writes all. A child that takes long is no error: the control connection says whether it lives.
     fn write(&mut self, mut bytes: &[u8]) -> Result<(), TransferError> {
         while !bytes.is_empty() {
-            match self.conn.write(bytes) {
+            let conn = &mut self.conn;
+            match self.clock.time(Doing::Network, || conn.write(bytes)) {
                 Ok(0) => return Err(io::Error::from(ErrorKind::WriteZero).into()),
                 Ok(written) => bytes = &bytes[written..],
                 Err(error) => self.bear(error)?,
@@ -115,10 +130,13 @@ impl Sender<'_> {
     }
 
     fn flush(&mut self) -> Result<(), TransferError> {
-        while let Err(error) = self.conn.flush() {
-            self.bear(error)?;
+        loop {
+            let conn = &mut self.conn;
+            match self.clock.time(Doing::Network, || conn.flush()) {
+                Ok(()) => return Ok(()),
+                Err(error) => self.bear(error)?,
+            }
         }
-        Ok(())
     }
 
     fn bear(&self, error: io::Error) -> Result<(), TransferError> {

@@ -9,6 +9,7 @@ use stage_core::digest::ChunkHasher;
 use stage_core::failure::{Code, Failure};
 
 use super::Shared;
+use crate::clock::Doing;
 use crate::frame::Waits;
 use crate::sync::lock;
 
@@ -31,12 +32,15 @@ pub(super) fn run(shared: &Shared) {
 }
 
 fn read_all(shared: &Shared) -> Result<(), End> {
+    let clock = &shared.served.reader;
+    let _running = clock.enter();
     let store = &shared.store;
     let mut hasher = ChunkHasher::new(store.hash());
     let mut own = Vec::new();
     for index in (0..store.layout().count()).map(ChunkIndex) {
         wait_as(shared, Waits::Nothing);
-        if shared.has_failed() || !shared.served.wait_for_demand(index.0, &shared.stop) {
+        let wanted = || shared.served.wait_for_demand(index.0, &shared.stop);
+        if shared.has_failed() || !clock.time(Doing::Idle, wanted) {
             return Err(End::Stopped);
         }
         let claim = store.claim(index).ok_or_else(|| {
@@ -64,8 +68,10 @@ fn read_all(shared: &Shared) -> Result<(), End> {
                     &mut own[..now]
                 }
             };
-            store.read(index, at, block).map_err(End::Failed)?;
-            hasher.update(block);
+            clock
+                .time(Doing::Disk, || store.read(index, at, block))
+                .map_err(End::Failed)?;
+            clock.time(Doing::Work, || hasher.update(block));
             if is_data {
                 shared.bytes_read.fetch_add(now as u64, Ordering::Relaxed);
             }
@@ -99,10 +105,12 @@ fn declare(shared: &Shared) -> Result<Final, End> {
 
 /// Sleeps as long as the limit says.
 fn pause(shared: &Shared, bytes: usize) -> Result<(), End> {
-    let passed = shared.pace.wait(bytes, || {
-        // Asked only when there is something to wait for.
-        wait_as(shared, Waits::Limit);
-        shared.is_stopped() || shared.has_failed()
+    let passed = shared.served.reader.time(Doing::Limit, || {
+        shared.pace.wait(bytes, || {
+            // Asked only when there is something to wait for.
+            wait_as(shared, Waits::Limit);
+            shared.is_stopped() || shared.has_failed()
+        })
     });
     if passed { Ok(()) } else { Err(End::Stopped) }
 }

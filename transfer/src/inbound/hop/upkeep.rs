@@ -98,6 +98,7 @@ impl InHop {
         if !matches!(joined.await, Ok(Ok(()))) {
             tracing::error!("a receiving thread panicked");
         }
+        lock(&self.shared.received).add(&slot.receiving());
         let mut slots = lock(&self.slots);
         slots.retain(|other| other.number != slot.number);
         if slots.is_empty() {
