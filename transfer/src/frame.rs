@@ -66,6 +66,11 @@ pub enum ToChild {
     Beat(Beat),
     /// The parent goes away: find another.
     Leaving,
+    /// Each second: how much of it the threads that send to this child waited for room in their sockets.
+    Pushed {
+        /// In thousandths of their time.
+        permille: u16,
+    },
 }
 
 /// A count that only the source, or a holder of everything, advances.

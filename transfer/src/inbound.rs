@@ -11,6 +11,7 @@
 //! of it and acts. Nothing can be lost in a queue, and nobody waits for the manager.
 
 mod dial;
+mod grow;
 mod hop;
 mod manager;
 mod repair;

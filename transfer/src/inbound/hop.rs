@@ -1,5 +1,6 @@
 //! One parent at work: its control connection, and the streams that are kept up beside it.
 
+mod growth;
 mod upkeep;
 
 use std::net::SocketAddr;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Shared;
 use super::dial::Connected;
+use super::grow::Room;
 use super::stream::{self, Slot};
 use crate::beat::Heard;
 use crate::error::TransferError;
@@ -82,6 +84,8 @@ struct State {
     /// A chunk was given up because nothing more of it came, and nothing has come since.
     stalled: bool,
     leaving: bool,
+    /// The share of the last second that the parent waited for room in its sockets.
+    pushed: f64,
     fault: Option<Fault>,
     /// Why the control connection ended.
     ended: Option<String>,
@@ -116,6 +120,7 @@ impl InHop {
                 without_streams: Some(now),
                 stalled: false,
                 leaving: false,
+                pushed: 0.0,
                 fault: None,
                 ended: None,
             }),
@@ -218,8 +223,8 @@ impl InHop {
         }
     }
 
-    /// Runs until the hop ends; no thread of it is left then.
-    pub(super) async fn run(self: Arc<Self>, conn: Conn, streams: u16) {
+    /// Runs until the hop ends; no thread of it is left then. With `room`, it may get more streams on the way.
+    pub(super) async fn run(self: Arc<Self>, conn: Conn, streams: u16, room: Option<Room>) {
         let watcher: Weak<dyn Watcher> = Arc::<Self>::downgrade(&self);
         let have = self.shared.store.watch(watcher);
         let offers = self.shared.store.wants_offers();
@@ -236,6 +241,7 @@ impl InHop {
             tokio::select! {
                 end = self.hear(read) => end,
                 end = self.speak(&mut write) => end,
+                () = self.grow(room, &mut kept_up) => Ok(()),
             }
         }
         .await;
@@ -312,6 +318,9 @@ impl InHop {
                 ToChild::Leaving => {
                     lock(&self.state).leaving = true;
                     self.shared.changed.notify_one();
+                }
+                ToChild::Pushed { permille } => {
+                    lock(&self.state).pushed = f64::from(permille.min(1000)) / 1000.0;
                 }
                 ToChild::Digests { .. } => {}
             }

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::dial::{self, Connected};
+use super::grow::Room;
 use super::hop::{Fault, InHop};
 use super::{Command, HopEvent, Shared};
 use crate::sync::lock;
@@ -326,7 +327,7 @@ impl Manager {
             Ok(connected) => {
                 let streams = self.count(&connected);
                 let (hop, conn): (Arc<InHop>, Conn) = InHop::new(&self.shared, connected);
-                self.hops.spawn(hop.clone().run(conn, streams));
+                self.hops.spawn(hop.clone().run(conn, streams, self.room()));
                 self.trial = Some(hop);
             }
             Err(failure) => {
@@ -357,6 +358,18 @@ impl Manager {
         wanted
             .clamp(1, MAX_STREAMS)
             .min(u16::try_from(missing).unwrap_or(u16::MAX).max(1))
+    }
+
+    /// What the hop may grow to under way: nothing, where the number of streams was given or no rate is forecast.
+    fn room(&self) -> Option<Room> {
+        let wanted = self.shared.wanted;
+        match self.streams {
+            StreamChoice::Auto { cap } if wanted > Rate::ZERO && wanted < Rate::UNLIMITED => Some(Room {
+                cap: cap.min(MAX_STREAMS),
+                wanted,
+            }),
+            _ => None,
+        }
     }
 
     fn command(&mut self, command: Command) {

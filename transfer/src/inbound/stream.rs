@@ -34,6 +34,8 @@ pub(super) struct Slot {
     closer: Closer,
     seen: Mutex<Seen>,
     pub(super) slow: AtomicBool,
+    /// It is not to come again.
+    pub(super) left: AtomicBool,
     clock: Clock,
 }
 
@@ -44,12 +46,23 @@ impl Slot {
             closer,
             seen: Mutex::default(),
             slow: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             clock: Clock::default(),
         }
     }
 
     pub(super) fn close(&self) {
         self.closer.close();
+    }
+
+    /// Ends the stream for good.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+        self.close();
+    }
+
+    fn is_over(&self) -> bool {
+        self.slow.load(Ordering::Relaxed) || self.left.load(Ordering::Relaxed)
     }
 
     /// Where its thread's time went.
@@ -269,7 +282,7 @@ impl Receiver<'_> {
         let mut since = last;
         while !buf.is_empty() {
             // A closed socket still gives what the kernel had received, which may be megabytes.
-            if self.hop.is_over() || self.slot.slow.load(Ordering::Relaxed) {
+            if self.hop.is_over() || self.slot.is_over() {
                 return Err(TransferError::Stopped);
             }
             match self.conn.read(buf) {

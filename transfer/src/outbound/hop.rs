@@ -337,6 +337,7 @@ impl Hop {
         let mut second = interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut said_leaving = false;
+        let mut before = Sending::default();
         loop {
             let message = tokio::select! {
                 () = self.ending.cancelled() => break,
@@ -347,7 +348,11 @@ impl Hop {
                 }
                 _ = second.tick() => {
                     self.adopt_orphans();
-                    ToChild::Beat(served.beat())
+                    say(&mut write, &ToChild::Beat(served.beat())).await?;
+                    let now = self.sending();
+                    let pushed = pushed(&now.since(&before));
+                    before = now;
+                    pushed
                 }
                 () = self.offers.notified() => {
                     self.offer(served, &mut write).await?;
@@ -372,6 +377,14 @@ impl Hop {
                 .collect();
             say(write, &ToChild::Offer(items)).await?;
         }
+    }
+}
+
+/// How much the threads waited for room in their sockets.
+fn pushed(since: &Sending) -> ToChild {
+    let share = since.network.as_secs_f64() / since.total().as_secs_f64().max(1e-9);
+    ToChild::Pushed {
+        permille: (share * 1000.0) as u16,
     }
 }
 

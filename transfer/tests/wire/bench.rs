@@ -315,6 +315,28 @@ impl Bench {
         Receiving { inbound, events }
     }
 
+    /// Receives with as many streams as seem right, under the forecast of so many bytes a second.
+    pub(crate) fn receive_auto(
+        &self,
+        node: &Node,
+        store: &Arc<Store>,
+        parents: Vec<Peer>,
+        wanted: f64,
+    ) -> Receiving {
+        let (say, events) = mpsc::channel(64);
+        let config = InboundConfig {
+            job: self.job,
+            key: self.key.clone(),
+            store: store.clone(),
+            parents,
+            streams: StreamChoice::Auto { cap: 3 },
+            rank: (Epoch(1), PlanVersion(1)),
+            wanted: Rate::from_bytes_per_second(wanted),
+        };
+        let inbound = Inbound::start(&node.plane, config, say);
+        Receiving { inbound, events }
+    }
+
     /// Publishes and holds the file against the payload.
     pub(crate) async fn published(&self, target: Target, fin: Final) {
         let path = target.path().to_owned();

@@ -4,6 +4,7 @@
 
 mod bench;
 mod failover;
+mod growth;
 mod hops;
 mod pipe;
 mod probe;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -15,6 +15,10 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Fault {
     /// The n-th connection (0 is the control connection) carries so many bytes a second.
     pub(crate) slow: Option<(usize, u64)>,
+    /// Every data connection carries so many bytes a second.
+    pub(crate) each: Option<u64>,
+    /// All data connections together do.
+    pub(crate) all: Option<u64>,
     /// After so many bytes from the parent nothing is forwarded any more, and nothing closed.
     pub(crate) freezes_at: Option<u64>,
     /// After so many bytes from the parent all connections end, and no more are taken.
@@ -35,6 +39,8 @@ struct Inner {
     carried: Mutex<Vec<Arc<AtomicU64>>>,
     /// Bytes so far, over all connections.
     sum: AtomicU64,
+    /// When what all data connections have carried would have passed at their common rate.
+    due: Mutex<Instant>,
     cut: CancellationToken,
 }
 
@@ -48,6 +54,7 @@ impl Proxy {
             snapped: Mutex::default(),
             carried: Mutex::default(),
             sum: AtomicU64::new(0),
+            due: Mutex::new(Instant::now()),
             cut: CancellationToken::new(),
         });
         let accepting = inner.clone();
@@ -104,15 +111,17 @@ impl Inner {
             .fault
             .slow
             .filter(|(slow, _)| *slow == number)
-            .map(|(_, rate)| rate);
+            .map(|(_, rate)| rate)
+            .or(self.fault.each.filter(|_| number > 0));
+        let shares = self.fault.all.filter(|_| number > 0);
         let (from_child, to_child) = child.into_split();
         let (from_parent, to_parent) = parent.into_split();
         let upward = AtomicU64::new(0);
         tokio::select! {
             () = self.cut.cancelled() => {}
             () = snapped.cancelled() => {}
-            () = self.copy(from_parent, to_child, rate, &count) => {}
-            () = self.copy(from_child, to_parent, None, &upward) => {}
+            () = self.copy(from_parent, to_child, (rate, shares), &count) => {}
+            () = self.copy(from_child, to_parent, (None, None), &upward) => {}
         }
     }
 
@@ -120,7 +129,7 @@ impl Inner {
         &self,
         mut from: OwnedReadHalf,
         mut to: OwnedWriteHalf,
-        rate: Option<u64>,
+        (rate, shares): (Option<u64>, Option<u64>),
         count: &AtomicU64,
     ) {
         let mut buf = vec![0; 16 << 10];
@@ -143,6 +152,17 @@ impl Inner {
             self.sum.fetch_add(read as u64, Ordering::Relaxed);
             if let Some(rate) = rate {
                 tokio::time::sleep(Duration::from_secs_f64(read as f64 / rate as f64)).await;
+            }
+            if let Some(rate) = shares {
+                let until = {
+                    let mut due = self.due.lock().unwrap();
+                    // What came late is made up for: however many connections, they carry this together.
+                    let late = Instant::now() - Duration::from_millis(50);
+                    let begin = (*due).max(late);
+                    *due = begin + Duration::from_secs_f64(read as f64 / rate as f64);
+                    *due
+                };
+                tokio::time::sleep_until(until.into()).await;
             }
         }
     }

@@ -36,6 +36,9 @@ impl InHop {
                     self.receive(conn, &slot).await;
                     lock(&self.outbox).ended.push(number);
                     self.say.notify_one();
+                    if slot.left.load(Ordering::Relaxed) {
+                        return;
+                    }
                     if slot.slow.load(Ordering::Relaxed) {
                         slow_pause *= 2;
                         slow_pause / 2
