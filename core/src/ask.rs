@@ -160,8 +160,12 @@ pub enum Said {
 pub struct Copy {
     /// Its absolute path, as text fit for a terminal.
     pub path: String,
+    /// The same by its root's name (`ROOT:DIR/NAME`), which is the same on every node; empty if the agent does not say.
+    pub place: String,
     /// What it is.
     pub kind: Kind,
+    /// It was laid out from a tar, whose digests these are.
+    pub unpacked: bool,
     /// The file's SHA-256, if it is known yet.
     pub sha256: Option<FileDigest>,
     /// The payload's root.

@@ -40,7 +40,7 @@ use crate::store::head;
 pub use verify::Hashing;
 
 const MAGIC: &[u8; 8] = b"stageI\r\n";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// An entry's file in its directory.
 const ENTRY: &str = "entry";
 
@@ -94,6 +94,8 @@ pub struct Entry {
     pub(crate) missing: Option<u64>,
     /// The inode that is being removed, if an agent died while it did that.
     pub(crate) removing: Option<u64>,
+    /// Of a tree that was laid out from a tar, the tar's root: people know it by the tar's digests.
+    pub(crate) tar: Option<RootDigest>,
 }
 
 /// What an entry is of.
@@ -111,9 +113,9 @@ impl Entry {
         &self.path
     }
 
-    /// The payload's root.
+    /// The root of the payload that was pushed.
     pub fn root(&self) -> RootDigest {
-        self.root
+        self.tar.unwrap_or(self.root)
     }
 
     /// The file's SHA-256, if it is known.
@@ -135,7 +137,9 @@ impl Entry {
                 EntryKind::Tree => Kind::Tree,
             },
             sha256: self.sha256,
-            root: self.root,
+            root: self.root(),
+            unpacked: self.tar.is_some(),
+            place: self.shown_place(),
             bytes: self.size,
             published: self.published,
             job: self.job,
@@ -143,6 +147,21 @@ impl Entry {
             state,
             detail,
         }
+    }
+
+    /// Its place as people write it, which is the same on every node: `ROOT:DIR/NAME`.
+    fn shown_place(&self) -> String {
+        let (root, dir) = match &self.place {
+            Place::Root { root, dir } => (root.as_ref(), dir.as_slice()),
+            Place::Absolute(dir) => (None, dir.as_slice()),
+        };
+        let mut below = dir.to_vec();
+        if !below.is_empty() {
+            below.push(b'/');
+        }
+        below.extend(&self.name);
+        let below = show_path(&below);
+        root.map_or_else(|| below.clone(), |root| format!("{root}:{below}"))
     }
 
     /// Whether a file is the one that was published, untouched since.
@@ -185,6 +204,7 @@ pub(crate) struct Note<'a> {
     pub(crate) job: JobId,
     pub(crate) hash: ChunkHash,
     pub(crate) root: RootDigest,
+    pub(crate) tar: Option<RootDigest>,
     pub(crate) payload: &'a Payload,
     pub(crate) unit: u32,
     pub(crate) generation: Option<Vec<u8>>,
@@ -311,6 +331,7 @@ impl Index {
             damage: None,
             missing: None,
             removing: None,
+            tar: note.tar,
         };
         let fail = |e: &io::Error| fault::state(e, "entering a copy in the index", &place);
         fs::DirBuilder::new()
@@ -325,7 +346,7 @@ impl Index {
             let new = place.join("manifest.new");
             let kept = || {
                 // The manifest of a tree may have hundreds of megabytes.
-                if fs::hard_link(&came, &manifest).is_err() {
+                if note.tar.is_some() || fs::hard_link(&came, &manifest).is_err() {
                     fs::write(&new, note.manifest.encode())?;
                     fs::rename(&new, &manifest)?;
                 }

@@ -10,6 +10,7 @@
 //! (see [`crate::target`]). Damage never refuses a resume: a bad head only means that all slots are doubted.
 
 mod kept;
+pub(crate) mod removed;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -245,11 +246,20 @@ impl Table {
     pub(crate) fn unnamed(state: &Path, job: JobId, count: u32) -> Result<Self, Failure> {
         let dir = state.join("jobs");
         let path = dir.join(format!("{job}.source"));
+        let fail = |e: io::Error| fault::state(&e, "making the chunk table", &path);
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir)
+            .map_err(fail)?;
+        let table = Self::at(&path, job, count)?;
+        std::fs::remove_file(&path).map_err(fail)?;
+        Ok(table)
+    }
+
+    /// A new table at a place of its own, in place of what was there.
+    pub(crate) fn at(path: &Path, job: JobId, count: u32) -> Result<Self, Failure> {
         let make = || {
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&dir)?;
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -257,11 +267,10 @@ impl Table {
                 .truncate(true)
                 .mode(0o600)
                 .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
-                .open(&path)?;
-            std::fs::remove_file(&path)?;
+                .open(path)?;
             let table = Self {
                 file,
-                path: path.clone(),
+                path: path.to_owned(),
                 job,
                 count,
                 record: Mutex::new(None),
@@ -269,7 +278,7 @@ impl Table {
             table.size_up()?;
             Ok(table)
         };
-        make().map_err(|e: io::Error| fault::state(&e, "making the chunk table", &path))
+        make().map_err(|e: io::Error| fault::state(&e, "making the chunk table", path))
     }
 
     /// Whether the file was changed so long after the last entry that it was not by us: a chunk is entered as soon as it

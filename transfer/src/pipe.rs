@@ -12,7 +12,7 @@
 
 mod input;
 mod sha;
-mod spool;
+pub(crate) mod spool;
 mod tie;
 
 use std::os::fd::OwnedFd;

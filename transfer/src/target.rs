@@ -74,7 +74,8 @@ pub struct Target {
     store: Arc<Store>,
     sites: Vec<Arc<Site>>,
     /// A tar that is published as what it holds.
-    unpacking: Option<Unpacking>,
+    unpacking: Option<Box<Unpacking>>,
+    is_candidate: bool,
     state: PathBuf,
     job: JobId,
     /// Whether it is published, and if so whether it was there already.
@@ -116,8 +117,15 @@ pub fn prepare(
         ));
     }
     let mut held = roots.resolve(&spec.place)?;
+    journal::removed::unmark(state, job)?;
     let before = journal::peek(state, job).filter(|record| record.dir == held.path());
     held.made = held.made.max(before.as_ref().map_or(0, |record| record.made));
+    // A job that has published here once fills what was lost, but what others put there since is not its to replace.
+    let is_done = before.is_some_and(|record| record.phase == journal::Phase::Published);
+    let rule = match spec.if_exists {
+        IfExists::Replace if is_done => IfExists::Fail,
+        rule => rule,
+    };
     let held = Arc::new(held);
     let mut sites: Vec<_> = payload
         .units
@@ -140,21 +148,13 @@ pub fn prepare(
             job,
             1,
         )));
-        // The tar itself gets no final name.
-        let unnamed = format!(".stage-{job}-tar");
-        sites = vec![Arc::new(Site::new(
-            held,
-            unnamed.as_bytes(),
-            UnitKind::File,
-            job,
-            0,
-        ))];
+        sites = vec![Arc::new(Site::of_tar(held, job))];
     }
     let preparing = Preparing {
         roots,
         state,
         job,
-        rule: spec.if_exists,
+        rule,
         keep: spec.keep_previous,
         cache: spec.cache,
         sites,
@@ -163,11 +163,34 @@ pub fn prepare(
         hash,
         budget,
     };
-    let result = preparing.run(map);
-    if !matches!(result, Ok(Preparation::Ready(_))) {
+    let result = preparing.run(map).map_err(|failure| elsewhere(roots, failure));
+    // What it had published is remembered, whatever stands there now.
+    if !is_done && !matches!(result, Ok(Preparation::Ready(_))) {
         preparing.clean_up(matches!(result, Ok(Preparation::Skipped { .. })));
     }
     result
+}
+
+/// Where there is too little space, the other roots are named with theirs. One copy never lies in several: a rename
+/// switches it whole.
+fn elsewhere(roots: &Roots, mut failure: Failure) -> Failure {
+    if failure.code != Code::NoSpace {
+        return failure;
+    }
+    let here = failure.path.clone().unwrap_or_default();
+    let others: Vec<_> = roots
+        .report()
+        .into_iter()
+        .filter(|root| root.failure.is_none() && !here.starts_with(&format!("{}/", root.path)))
+        .map(|root| format!("{} has {} free", root.name, root.free))
+        .collect();
+    if !others.is_empty() {
+        failure.hint = format!(
+            "make room there, or push to another root ({}) with --dest ROOT:, in parts with --include and --exclude",
+            others.join(", ")
+        );
+    }
+    failure
 }
 
 fn not_a_tar() -> Failure {
@@ -208,6 +231,7 @@ impl Preparing<'_> {
             .map(|site| site.look())
             .collect::<Result<Vec<_>, _>>()?;
         let ours = self.is_ours();
+        let mut stands = false;
         if let Some(site) = &self.unpack
             && !ours
         {
@@ -221,10 +245,8 @@ impl Preparing<'_> {
                 }
                 (_, Seen::File(_)) => return Err(site.wrong_kind("a file")),
                 (_, Seen::Other(kind)) => return Err(site.wrong_kind(kind)),
-                (IfExists::Fail, _) => {
-                    return Err(site.exists("and cannot be compared with what a tar holds"));
-                }
-                (IfExists::Replace, _) => {}
+                // What the tar holds is compared with it when all of it is laid out.
+                (IfExists::Fail | IfExists::Replace, _) => stands = true,
             }
         }
         if !ours && self.rule == IfExists::Skip && !seen.iter().any(|seen| matches!(seen, Seen::Absent)) {
@@ -237,10 +259,10 @@ impl Preparing<'_> {
         }
         let has_old = seen.iter().any(|seen| !matches!(seen, Seen::Absent));
         // What an older copy shares with the payload is known when the payload is laid out; and so is what is here already.
-        let promise = if map.is_some() || has_old || ours {
+        let promise = if map.is_some() || ours || (has_old && self.rule != IfExists::Replace) {
             Promise::default()
         } else {
-            self.promise(self.payload.allocated.0)?
+            self.promise_unseen(has_old)?
         };
         let table = self.open_table()?;
         let head = Head::open(self.state, self.job, self.payload)?;
@@ -248,13 +270,7 @@ impl Preparing<'_> {
             Some(map) => Some(map),
             None => self.head_of_before(&table, &head)?,
         };
-        let copy = Copy::new(
-            self.sites.clone(),
-            self.rule,
-            (self.keep, self.cache),
-            has_old,
-            promise,
-        );
+        let copy = Copy::new(self.sites.clone(), self.rule, (self.keep, self.cache), promise);
         let mut ended = None;
         let laying = lay::Laying {
             state: self.state.to_owned(),
@@ -290,7 +306,9 @@ impl Preparing<'_> {
             unpacking: self
                 .unpack
                 .as_ref()
-                .map(|site| Unpacking::new(store.clone(), site.clone())),
+                .map(|site| Unpacking::new(store.clone(), site.clone(), self.state, self.job))
+                .map(Box::new),
+            is_candidate: has_old || stands,
             store,
             sites: self.sites.iter().chain(&self.unpack).cloned().collect(),
             state: self.state.to_owned(),
@@ -334,6 +352,26 @@ impl Preparing<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The space for a payload of which only the size is known: its manifest comes ahead of its bytes.
+    fn promise_unseen(&self, has_old: bool) -> Result<Promise, Failure> {
+        let sum = |of: fn(&Site) -> u64| {
+            let each = self.sites.iter().map(|site| of(site));
+            each.fold(0, u64::saturating_add)
+        };
+        let most = self
+            .payload
+            .allocated
+            .0
+            .saturating_sub(sum(Site::held_by_partial));
+        match self.promise(most) {
+            // It may share all of the old copy at the best: what even then is too much need not be sent to be refused.
+            Err(failure) if has_old && failure.code == Code::NoSpace => {
+                self.promise(most.saturating_sub(sum(Site::held_by_final)))
+            }
+            other => other,
+        }
     }
 
     fn promise(&self, need: u64) -> Result<Promise, Failure> {
@@ -402,12 +440,12 @@ impl Target {
     /// # Errors
     /// There is no thread for it.
     pub fn begin(&self) -> Result<(), Failure> {
-        self.unpacking.as_ref().map_or(Ok(()), Unpacking::start)
+        self.unpacking.as_deref().map_or(Ok(()), Unpacking::start)
     }
 
     /// Whether an older copy stands there, which may prove to be the same content.
     pub fn is_candidate(&self) -> bool {
-        self.copy().seen_old
+        self.is_candidate
     }
 
     /// Whether other content there is left, and counts as done.
@@ -436,9 +474,8 @@ impl Target {
     /// # Errors
     /// The state directory cannot be written. The copy is published all the same.
     pub fn note(&self, index: &Index, fin: &Final) -> Result<(), Failure> {
-        if self.unpacking.is_some() {
-            // What a tar held has no chunks of its own to be held against.
-            return Ok(());
+        if let (Some(unpacking), Some(site)) = (&self.unpacking, self.sites.last()) {
+            return self.note_unpacked(unpacking, site, index, fin);
         }
         let map = self.store.map()?;
         for (at, (site, unit)) in self.sites.iter().zip(self.copy().published()).enumerate() {
@@ -453,6 +490,7 @@ impl Target {
                 job: self.job,
                 hash: self.store.hash(),
                 root: fin.root,
+                tar: None,
                 payload: self.store.payload(),
                 unit: at as u32,
                 generation: site.generation_now().map_err(fail)?,
@@ -465,6 +503,41 @@ impl Target {
             })?;
         }
         Ok(())
+    }
+
+    /// Enters what a tar held, as the tree that it is; people know it by the tar's digests.
+    fn note_unpacked(
+        &self,
+        unpacking: &Unpacking,
+        site: &Site,
+        index: &Index,
+        fin: &Final,
+    ) -> Result<(), Failure> {
+        let fail = |e| site.fault(e, "looking at the copy");
+        let dir = site.open_final_dir().map_err(fail)?;
+        let known = unpacking.known(&dir)?;
+        index.note(Note {
+            place: site.held.place(),
+            name: &site.name,
+            path: [site.held.path().as_slice(), &site.name].join(&b'/'),
+            job: self.job,
+            hash: self.store.hash(),
+            root: known.root,
+            tar: Some(fin.root),
+            payload: &known.payload,
+            unit: 0,
+            generation: site.generation_now().map_err(fail)?,
+            state: &self.state,
+            manifest: known.map.manifest(),
+            layout: known.layout,
+            table: &known.table,
+            key: FileState::of(&dir.into()).map_err(fail)?,
+            already: self.was_there(),
+        })
+    }
+
+    fn was_there(&self) -> bool {
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) == Some(true)
     }
 
     /// The job is cancelled here: partials, reservation and journal go, and directories made for it as far as they are
@@ -535,6 +608,11 @@ fn remove_generations(sites: &[Arc<Site>], state: &Path, job: JobId) {
             );
         }
     }
+}
+
+/// Whether somebody removed what the job had published here (`stage rm`), so that it must not come again by itself.
+pub fn was_removed(state: &Path, job: JobId) -> bool {
+    journal::removed::is_marked(state, job)
 }
 
 /// The jobs that an agent has something of, and how many chunks each claims to have.

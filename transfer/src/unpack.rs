@@ -2,21 +2,28 @@
 //!
 //! A thread reads the payload's chunks in their order, as soon as each is here, and writes what the tar holds into a
 //! directory that nobody else may enter. When FINAL is known and all of the payload agrees with it, that directory
-//! becomes a generation like any other tree. The tar itself stays beside it, unnamed, for as long as others may ask for its
-//! chunks.
+//! becomes a generation like any other tree, and is entered in the index like one, with chunks and a manifest of its own
+//! ([`Known`]). The tar itself stays beside it, unnamed, for as long as others may ask for its chunks.
 
+mod bodies;
 mod entries;
+mod known;
 mod order;
 
 use std::io::{self, BufRead as _, BufReader, Read};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use stage_core::failure::{Code, Failure};
+use stage_core::id::JobId;
 
+use crate::journal;
 use crate::store::Store;
 use crate::target::site::Site;
+use bodies::Bodies;
+pub(crate) use known::Known;
 use order::InOrder;
 
 /// What the thread reads ahead of what it has laid out.
@@ -27,23 +34,44 @@ const AHEAD: usize = 256 << 10;
 pub(crate) struct Unpacking {
     store: Arc<Store>,
     site: Arc<Site>,
+    /// The agent's state directory.
+    state: PathBuf,
+    job: JobId,
     work: Mutex<Option<Work>>,
+    /// What was laid out last, as far as it is known.
+    found: Mutex<Found>,
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    bodies: Option<Bodies>,
+    known: Option<Arc<Known>>,
+}
+
+/// What the thread gives.
+#[derive(Debug)]
+struct LaidOut {
+    dir: OwnedFd,
+    bodies: Bodies,
 }
 
 #[derive(Debug)]
 struct Work {
     order: Arc<order::Shared>,
-    thread: JoinHandle<Result<OwnedFd, Failure>>,
+    thread: JoinHandle<Result<LaidOut, Failure>>,
     /// How often chunks that were here had been disowned when it began: what was laid out of them is doubted.
     disowned: u64,
 }
 
 impl Unpacking {
-    pub(crate) fn new(store: Arc<Store>, site: Arc<Site>) -> Self {
+    pub(crate) fn new(store: Arc<Store>, site: Arc<Site>, state: &Path, job: JobId) -> Self {
         Self {
             store,
             site,
-            work: Mutex::new(None),
+            state: state.to_owned(),
+            job,
+            work: Mutex::default(),
+            found: Mutex::default(),
         }
     }
 
@@ -64,9 +92,11 @@ impl Unpacking {
         let order = InOrder::new(&self.store);
         let shared = order.shared().clone();
         let site = self.site.clone();
+        let bodies = Bodies::new(self.store.hash(), &self.state)
+            .map_err(|e| crate::fault::state(&e, "making a list of digests", &self.state))?;
         let thread = std::thread::Builder::new()
             .name("unpack".into())
-            .spawn(move || lay_out(&site, order))
+            .spawn(move || lay_out(&site, order, bodies))
             .map_err(|e| crate::fault::of_std(&e, "starting a thread", &self.site.shown))?;
         Ok(Work {
             order: shared,
@@ -87,7 +117,7 @@ impl Unpacking {
                 None => self.begin()?,
             };
             let disowned = work.disowned;
-            let dir = work.thread.join().unwrap_or_else(|_| {
+            let laid_out = work.thread.join().unwrap_or_else(|_| {
                 Err(Failure::new(
                     Code::Internal,
                     "laying out the tar panicked",
@@ -95,10 +125,39 @@ impl Unpacking {
                 ))
             })?;
             if disowned == self.store.disowned() {
-                return Ok(dir);
+                *self.found() = Found {
+                    bodies: Some(laid_out.bodies),
+                    known: None,
+                };
+                return Ok(laid_out.dir);
             }
             // Some chunk was another one when it was laid out.
         }
+    }
+
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was laid out as `dir`, as a payload of its own. Long files are not read again for it, if this process has
+    /// written them.
+    ///
+    /// # Errors
+    /// It cannot be read (by modes of its own, where the agent is not root), or the state directory cannot be written.
+    pub(crate) fn known(&self, dir: &OwnedFd) -> Result<Arc<Known>, Failure> {
+        let mut found = self.found();
+        if let Some(known) = &found.known {
+            return Ok(known.clone());
+        }
+        let path = journal::job_dir(&self.state, self.job).join("tree");
+        let known = Known::of(
+            dir,
+            self.site.name(),
+            self.store.hash(),
+            (&path, self.job),
+            found.bodies.as_ref(),
+        )?;
+        Ok(found.known.insert(Arc::new(known)).clone())
     }
 
     /// Ends the thread, whatever it has done.
@@ -118,7 +177,7 @@ impl Drop for Unpacking {
     }
 }
 
-fn lay_out(site: &Site, order: InOrder) -> Result<OwnedFd, Failure> {
+fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, Failure> {
     let stopped = order.shared().clone();
     let dir = site.create_tree()?;
     let fail = |e: &io::Error| {
@@ -137,14 +196,17 @@ fn lay_out(site: &Site, order: InOrder) -> Result<OwnedFd, Failure> {
     };
     let mut input = BufReader::with_capacity(AHEAD, order);
     let mut plain = opened(&mut input).map_err(|e| fail(&e))?;
-    let top = entries::lay_out(&dir, &mut plain).map_err(|e| fail(&e))?;
+    let top = entries::lay_out(&dir, &mut plain, &mut bodies).map_err(|e| fail(&e))?;
     // To the very end: what follows a tar's end belongs to it, and a packed one is checked by its own sum there.
     io::copy(&mut plain, &mut io::sink()).map_err(|e| fail(&e))?;
-    match top {
+    let dir = match top {
         // One directory that holds all is the tree itself.
-        Some(top) => site.raise(&top).map_err(|e| site.fault(e, "laying out the tar")),
-        None => Ok(dir),
-    }
+        Some(top) => site
+            .raise(&top)
+            .map_err(|e| site.fault(e, "laying out the tar"))?,
+        None => dir,
+    };
+    Ok(LaidOut { dir, bodies })
 }
 
 /// The tar's own bytes, whatever they are packed by.

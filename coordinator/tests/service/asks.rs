@@ -18,7 +18,9 @@ use crate::lab::{DEADLINE, Lab, states};
 fn copy(job: JobId, sha256: Option<u8>) -> Copy {
     Copy {
         path: "/scratch/genome.db".to_owned(),
+        place: "scratch:genome.db".to_owned(),
         kind: Kind::File,
+        unpacked: false,
         sha256: sha256.map(|byte| FileDigest([byte; 32])),
         root: RootDigest([7; 32]),
         bytes: ByteCount(3 << 20),

@@ -148,6 +148,8 @@ impl From<&Copy> for v1::StagedCopy {
             found: copy.found,
             state: copy.state.to_string(),
             detail: copy.detail.clone(),
+            place: copy.place.clone(),
+            unpacked: copy.unpacked,
         }
     }
 }
@@ -166,6 +168,8 @@ impl TryFrom<&v1::StagedCopy> for Copy {
             found: wire.found,
             state: parse("copy.state", &wire.state)?,
             detail: wire.detail.clone(),
+            place: wire.place.clone(),
+            unpacked: wire.unpacked,
         })
     }
 }

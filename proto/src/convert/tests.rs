@@ -324,7 +324,9 @@ fn questions_and_answers_survive_the_wire() {
     }
     let copy = Copy {
         path: "/scratch/x".to_owned(),
+        place: "scratch:x".to_owned(),
         kind: ask::Kind::File,
+        unpacked: true,
         sha256: Some(FileDigest([8; 32])),
         root: RootDigest([9; 32]),
         bytes: ByteCount(77),

@@ -19,7 +19,7 @@ use super::look::{Found, open, site_of};
 use super::{Entry, EntryKind, Index};
 use crate::crash::crash_point;
 use crate::fault;
-use crate::journal::{self, Phase};
+use crate::journal::{self, Phase, removed};
 use crate::root::{Roots, check_component};
 use crate::target::site::{GENERATIONS, Seen, Site};
 use crate::target::{retired, tree};
@@ -43,7 +43,17 @@ impl Index {
         path.extend(&removal.name);
         let shown = show_path(&path);
         let entry = self.find(&path);
-        let absent = || {
+        let jobs: Vec<_> = journal::records(state)
+            .into_iter()
+            .filter(|record| record.is_at(&dir, &removal.name))
+            .collect();
+        // Whose jobs are still open brings it again when its agent starts, if it is only lost.
+        let mark = || {
+            let mut published = jobs.iter().filter(|record| record.phase == Phase::Published);
+            published.try_for_each(|record| removed::mark(state, record.job))
+        };
+        let absent = || -> Result<Removed, Failure> {
+            mark()?;
             self.forget(&path);
             Ok(Removed {
                 path: shown.clone(),
@@ -67,12 +77,9 @@ impl Index {
             };
         };
         drop(held);
-        let busy = journal::records(state).into_iter().find(|record| {
-            record.dir == dir
-                && (record.names.contains(&removal.name) || record.names.is_empty())
-                && record.phase < Phase::Published
-                && is_open(record.job)
-        });
+        let busy = jobs
+            .iter()
+            .find(|record| record.phase < Phase::Published && is_open(record.job));
         if let Some(record) = busy {
             return refuse(
                 Code::Exists,
@@ -115,7 +122,13 @@ impl Index {
         }
         // Who holds a tree's directory reads it.
         drop(file);
-        self.take_away(roots, &entry, now.ino)?;
+        mark()?;
+        if let Err(failure) = self.take_away(roots, &entry, now.ino) {
+            for record in &jobs {
+                removed::unmark(state, record.job)?;
+            }
+            return Err(failure);
+        }
         self.forget(&path);
         Ok(Removed {
             path: shown,

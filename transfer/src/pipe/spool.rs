@@ -23,30 +23,35 @@ pub(super) struct Spool {
     step: u64,
 }
 
+/// A file without a name in a directory, which is made if it is not there.
+pub(crate) fn unnamed(dir: &Path) -> std::io::Result<File> {
+    std::fs::create_dir_all(dir)?;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
+            let named = dir.join(format!(
+                "{:032x}.spool",
+                u128::from_le_bytes(crate::sync::random())
+            ));
+            let file = rustix::fs::open(
+                &named,
+                flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW,
+                mode,
+            );
+            file.and_then(|file| rustix::fs::unlink(&named).map(|()| file))
+        }
+        other => other,
+    };
+    Ok(file?.into())
+}
+
 impl Spool {
     pub(super) fn make(state: &Path) -> Result<Self, Failure> {
         let dir = state.join("jobs");
-        let fail = |e: &std::io::Error| fault::state(e, "making the spool", &dir);
-        std::fs::create_dir_all(&dir).map_err(|e| fail(&e))?;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let file = match rustix::fs::open(&dir, flags | OFlags::TMPFILE, mode) {
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
-                let named = dir.join(format!(
-                    "{:032x}.spool",
-                    u128::from_le_bytes(crate::sync::random())
-                ));
-                let file = rustix::fs::open(
-                    &named,
-                    flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW,
-                    mode,
-                );
-                file.and_then(|file| rustix::fs::unlink(&named).map(|()| file))
-            }
-            other => other,
-        };
+        let file = unnamed(&dir).map_err(|e| fault::state(&e, "making the spool", &dir))?;
         Ok(Self {
-            file: file.map_err(|e| fail(&e.into()))?.into(),
+            file,
             path: dir,
             taken: 0,
             step: STEPS.0,

@@ -39,8 +39,6 @@ pub(crate) struct Copy {
     /// How long a generation stays that it replaces.
     pub(super) keep: Duration,
     pub(super) laid: OnceLock<Laid>,
-    /// An older copy stood under a name when the target was prepared.
-    pub(super) seen_old: bool,
     pub(super) promise: Mutex<Promise>,
     making: Mutex<()>,
     behind: Behind,
@@ -104,7 +102,6 @@ impl Copy {
         sites: Vec<Arc<Site>>,
         rule: IfExists,
         (keep, cache): (Duration, Cache),
-        seen_old: bool,
         promise: Promise,
     ) -> Self {
         Self {
@@ -112,7 +109,6 @@ impl Copy {
             rule,
             keep,
             laid: OnceLock::new(),
-            seen_old,
             promise: Mutex::new(promise),
             making: Mutex::new(()),
             behind: Behind::new(cache),

@@ -11,14 +11,13 @@ use stage_core::failure::{Code, Failure};
 use stage_core::manifest::Entry;
 use stage_core::payload::UnitKind;
 
-use super::Target;
 use super::copy::{Copy, Partial, Unit};
 use super::intent::Intent;
 use super::lay::{chunks_of, digest};
 use super::old::{Kin, Old};
-use super::reserve;
 use super::site::{Seen, Site};
 use super::tree::Tree;
+use super::{Target, reserve, retired};
 use crate::crash::crash_point;
 use crate::fault;
 use crate::journal::{FileState, Phase};
@@ -161,7 +160,7 @@ impl Target {
         Ok(false)
     }
 
-    /// Gives what a tar holds its final name; never was it there already.
+    /// Gives what a tar holds its final name; `true` if the same tree stood there already.
     fn place_unpacked(
         &self,
         unpacking: &Unpacking,
@@ -176,13 +175,23 @@ impl Target {
         };
         let before = Intent::read(&self.state, self.job).and_then(|intent| {
             let inode = intent.inodes.last().copied().flatten()?;
-            (intent.root == *root).then(|| site.generation_of(inode, root))?
+            let generation = (intent.root == *root).then(|| site.generation_of(inode, root))??;
+            // One that was published and replaced since has had its time.
+            (!retired::is_noted(&self.state, site, &generation)).then_some(generation)
         });
         let generation = match before {
             // An earlier run died after it had made it.
             Some(generation) => generation,
             None => {
                 let dir = unpacking.finish().map_err(PublishError::Failed)?;
+                if self.stood_there(unpacking, site, &dir)? {
+                    site.remove_partial().map_err(PublishError::Failed)?;
+                    let table = self.store.table();
+                    table
+                        .update(|record| record.phase = Phase::Published)
+                        .map_err(PublishError::Failed)?;
+                    return Ok(true);
+                }
                 rustix::fs::syncfs(&dir).map_err(fail("making the copy durable"))?;
                 let stat = rustix::fs::fstat(&dir).map_err(fail("looking at the tree"))?;
                 let intent = Intent {
@@ -225,6 +234,31 @@ impl Target {
         crash_point!("after_rename");
         self.finish()?;
         Ok(false)
+    }
+
+    /// Whether what a tar holds stands there already, byte for byte. Anything else may only be replaced.
+    fn stood_there(
+        &self,
+        unpacking: &Unpacking,
+        site: &Site,
+        dir: &rustix::fd::OwnedFd,
+    ) -> Result<bool, PublishError> {
+        if matches!(site.look().map_err(PublishError::Failed)?, Seen::Absent) {
+            return Ok(false);
+        }
+        let compared = site
+            .open_final_dir()
+            .map_err(|e| site.fault(e, "opening what stands there"))
+            .and_then(|old| unpacking.known(dir)?.is_same(&old));
+        match compared {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(failure) => tracing::info!("what stands there cannot be compared: {failure}"),
+        }
+        if self.copy().rule == IfExists::Replace {
+            return Ok(false);
+        }
+        Err(PublishError::Unfit(site.exists("with other content")))
     }
 
     fn intent(&self, copy: &Copy, root: &RootDigest) -> Result<Intent, PublishError> {

@@ -79,6 +79,23 @@ impl Site {
         }
     }
 
+    /// The place of a tar that is published as what it holds: it has a partial, and no final name but one of stage's own,
+    /// under which nothing ever lies.
+    pub(super) fn of_tar(held: Arc<Held>, job: JobId) -> Self {
+        Self::new(
+            held,
+            format!(".stage-{job}-tar").as_bytes(),
+            UnitKind::File,
+            job,
+            0,
+        )
+    }
+
+    /// The final name.
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
+
     pub(crate) fn fault(&self, errno: Errno, doing: &str) -> Failure {
         fault::of(errno, doing, &self.shown)
     }
@@ -161,6 +178,15 @@ impl Site {
     /// The bytes on disk that the partial holds already.
     pub(super) fn held_by_partial(&self) -> u64 {
         super::tree::held(self.held.fd(), self.partial.as_bytes())
+    }
+
+    /// The bytes on disk that the copy under the final name holds.
+    pub(super) fn held_by_final(&self) -> u64 {
+        let path = match self.generation_now() {
+            Ok(Some(generation)) => link_to(&generation),
+            _ => self.name.clone(),
+        };
+        super::tree::held(self.held.fd(), &path)
     }
 
     pub(super) fn has_partial(&self) -> bool {

@@ -3,6 +3,7 @@
 //! A tar may name any path and any link. So each name is taken apart here, its directories are opened without following
 //! any link, and only files, directories and links are made; of modes, only permissions.
 
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -11,6 +12,8 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use tar::{Archive, EntryType};
 
+use super::bodies::Bodies;
+
 /// What a directory gets when all in it is made.
 struct Dress {
     path: Vec<u8>,
@@ -18,13 +21,44 @@ struct Dress {
     times: Timestamps,
 }
 
+/// The directories above entries, each with the latest time of what is in it. Those that the tar does not name get that
+/// time, so that a tree is the same wherever and whenever it is laid out.
+#[derive(Default)]
+struct Above(BTreeMap<Vec<u8>, Timespec>);
+
+impl Above {
+    fn add(&mut self, above: &[Vec<u8>], times: &Timestamps) {
+        let own = times.last_modification;
+        for len in 0..=above.len() {
+            let latest = self.0.entry(above[..len].join(&b'/')).or_insert(own);
+            if (latest.tv_sec, latest.tv_nsec) < (own.tv_sec, own.tv_nsec) {
+                *latest = own;
+            }
+        }
+    }
+
+    fn unnamed(self, named: &[Dress]) -> Vec<Dress> {
+        let named: HashSet<&[u8]> = named.iter().map(|dress| dress.path.as_slice()).collect();
+        self.0
+            .into_iter()
+            .filter(|(path, _)| !named.contains(path.as_slice()))
+            .map(|(path, latest)| Dress {
+                path,
+                mode: Mode::from_raw_mode(0o755),
+                times: modified(latest),
+            })
+            .collect()
+    }
+}
+
 /// Lays out a tar below `dir`. Gives the name of the one directory that holds all of it, if there is one.
 ///
 /// # Errors
 /// The disk's; or what the tar holds cannot be laid out.
-pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) -> io::Result<Option<Vec<u8>>> {
     let mut archive = Archive::new(tar);
     let mut dirs: Vec<Dress> = Vec::new();
+    let mut above_all = Above::default();
     let mut tops: Vec<Vec<u8>> = Vec::new();
     let mut any = false;
     for entry in archive.entries()? {
@@ -46,6 +80,7 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read) -> io::Result<Option<Ve
         if !tops.contains(&path[0]) && tops.len() < 2 {
             tops.push(path[0].clone());
         }
+        above_all.add(above, &times);
         let parent = reach(dir, above)?;
         match kind {
             EntryType::Directory => {
@@ -66,7 +101,7 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read) -> io::Result<Option<Ve
                 let file = rustix::fs::openat(&parent, name.as_slice(), flags, Mode::RUSR | Mode::WUSR)?;
                 let mut file = File::from(file);
                 let wanted = entry.size();
-                if io::copy(&mut entry, &mut file)? != wanted {
+                if bodies.copy(&mut entry, &mut file)? != wanted {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
                 }
                 rustix::fs::fchmod(&file, mode)?;
@@ -104,6 +139,7 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read) -> io::Result<Option<Ve
     if !any {
         return Err(io::Error::other("it holds nothing, or is no tar"));
     }
+    dirs.extend(above_all.unnamed(&dirs));
     // From within, since what is made in a directory changes its time.
     dirs.sort_by(|one, other| other.path.cmp(&one.path));
     for dress in &dirs {
@@ -209,14 +245,18 @@ fn times<R: Read>(entry: &mut tar::Entry<'_, R>) -> io::Result<Timestamps> {
             }
         }
     }
-    Ok(Timestamps {
+    Ok(modified(Timespec {
+        tv_sec: seconds,
+        tv_nsec: nanos,
+    }))
+}
+
+fn modified(time: Timespec) -> Timestamps {
+    Timestamps {
         last_access: Timespec {
             tv_sec: 0,
             tv_nsec: rustix::fs::UTIME_OMIT,
         },
-        last_modification: Timespec {
-            tv_sec: seconds,
-            tv_nsec: nanos,
-        },
-    })
+        last_modification: time,
+    }
 }

@@ -6,6 +6,7 @@
     reason = "tests: helpers are not marked as such"
 )]
 
+mod again;
 mod bench;
 mod crash;
 mod damage;

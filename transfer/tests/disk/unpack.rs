@@ -2,15 +2,20 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
+use stage_core::ask::{Copy, Kind, Removal, State};
 use stage_core::assignment::IfExists;
 use stage_core::chunk::CHUNK;
+use stage_core::digest::FileDigest;
 use stage_core::failure::Code;
+use stage_core::id::JobId;
 use stage_core::manifest::Manifest;
 use stage_core::units::ByteCount;
-use stage_transfer::target::{Preparation, PublishError, Target};
+use stage_transfer::index::Index;
+use stage_transfer::root::Roots;
+use stage_transfer::target::{Preparation, Publication, PublishError, Target};
 use tar::{Builder, EntryType, Header};
 
 use crate::bench::{Bench, MODE, MTIME, content};
@@ -164,26 +169,164 @@ fn what_no_tree_can_hold_is_refused_and_nothing_is_left() {
     }
 }
 
-#[test]
-fn rules_hold_and_a_newer_one_is_switched_to() {
-    let first = bench(good());
-    let target = begun(&first);
-    first.receive_rest(&target);
-    target.publish(&first.fin()).unwrap();
+/// Another push to where the first one went.
+fn again(first: &Bench, bytes: Vec<u8>, rule: IfExists, job: u8) -> Bench {
+    let mut bench = bench(bytes);
+    bench.root.clone_from(&first.root);
+    bench.state.clone_from(&first.state);
+    bench.roots = Roots::open(vec![("scratch".parse().unwrap(), first.root.clone())]);
+    bench.job = JobId::from_random([job; 16]);
+    bench.spec.if_exists = rule;
+    bench
+}
+
+/// The whole push to its end, and what the index knows of it.
+fn push(bench: &Bench) -> (Publication, Index) {
+    let target = begun(bench);
+    bench.receive_rest(&target);
+    let published = target.publish(&bench.fin()).unwrap();
+    let index = Index::open(&bench.state);
+    target.note(&index, &bench.fin()).unwrap();
+    let sha256 = Some(FileDigest([5; 32]));
+    index.settle(&bench.state, bench.job, sha256).unwrap();
     target.release();
-    let mut second = bench(good());
-    second.root.clone_from(&first.root);
-    second.roots = stage_transfer::root::Roots::open(vec![("scratch".parse().unwrap(), first.root.clone())]);
-    assert_eq!(second.unfit().code, Code::Exists);
-    second.spec.if_exists = IfExists::Skip;
-    assert!(matches!(second.prepare().unwrap(), Preparation::Skipped { .. }));
-    second.spec.if_exists = IfExists::Replace;
-    let before = fs::read_link(first.file()).unwrap();
-    let target = begun(&second);
-    second.receive_rest(&target);
-    target.publish(&second.fin()).unwrap();
-    assert_ne!(fs::read_link(first.file()).unwrap(), before);
+    (published, index)
+}
+
+fn other() -> Vec<u8> {
+    let mut tar = Builder::new(Vec::new());
+    add(
+        &mut tar,
+        entry(EntryType::Regular, "refdb/short", 0o400, 5),
+        "",
+        b"world",
+    );
+    tar.into_inner().unwrap()
+}
+
+#[test]
+fn rules_hold_and_what_is_the_same_is_already_there() {
+    let first = bench(good());
+    assert!(!push(&first).0.already);
+    let link = || fs::read_link(first.file()).unwrap();
+    let before = link();
+
+    for (rule, job) in [(IfExists::Fail, 11), (IfExists::Replace, 12)] {
+        let same = again(&first, zstd::encode_all(&good()[..], 1).unwrap(), rule, job);
+        assert!(same.ready().is_candidate());
+        assert!(push(&same).0.already, "{rule:?}");
+        assert_eq!(link(), before);
+        assert_eq!(Bench::names(&first.dir()), [".stage", "genome.db"]);
+    }
+    let different = again(&first, other(), IfExists::Fail, 13);
+    let target = begun(&different);
+    different.receive_rest(&target);
+    match target.publish(&different.fin()) {
+        Err(PublishError::Unfit(failure)) => assert_eq!(failure.code, Code::Exists),
+        published => panic!("{published:?}"),
+    }
+    target.discard().unwrap();
+    let left = again(&first, other(), IfExists::Skip, 14);
+    assert!(matches!(left.prepare().unwrap(), Preparation::Skipped { .. }));
+    assert_eq!(link(), before);
     assert_laid_out(&first.file());
+
+    assert!(!push(&again(&first, other(), IfExists::Replace, 15)).0.already);
+    assert_ne!(link(), before);
+    assert_eq!(fs::read(first.file().join("short")).unwrap(), b"world");
+    assert_eq!(Bench::names(&first.file()), ["short"]);
+}
+
+/// The index's one entry, looked at and verified.
+fn states(bench: &Bench, index: &Index) -> (Copy, [(State, String); 2]) {
+    let entries = index.entries();
+    let [entry] = entries.as_slice() else {
+        panic!("{entries:?}")
+    };
+    let seen = index.look(&bench.roots, entry);
+    let verified = index.verify(&bench.roots, entry, &mut |_| true).unwrap();
+    (entry.show(State::Ok, String::new()), [seen, verified])
+}
+
+#[test]
+fn an_unpacked_tree_is_in_the_index_like_any_other() {
+    let ok = || [(State::Ok, String::new()), (State::Ok, String::new())];
+    let bench = bench(good());
+    let (_, index) = push(&bench);
+    let (copy, found) = states(&bench, &index);
+    assert_eq!(found, ok());
+    assert_eq!(
+        (copy.place.as_str(), copy.kind, copy.unpacked),
+        ("scratch:db/genome.db", Kind::Tree, true)
+    );
+    assert_eq!(copy.root, bench.fin().root, "people know it by the tar's digests");
+    assert_eq!(copy.sha256, Some(FileDigest([5; 32])));
+    assert_eq!(copy.bytes, ByteCount(CHUNK + 12_345 + 5));
+    // Of an agent that starts again after the rename: what it wrote before, it reads.
+    let later = again(&bench, other(), IfExists::Replace, 2);
+    let target = begun(&later);
+    later.receive_rest(&target);
+    target.publish(&later.fin()).unwrap();
+    drop(target);
+    let target = begun(&later);
+    let published = target.publish(&later.fin()).unwrap();
+    assert!(!published.already);
+    target.note(&index, &later.fin()).unwrap();
+    target.release();
+    assert_eq!(states(&bench, &index).1, ok());
+    let (_, index) = push(&again(&bench, good(), IfExists::Replace, 3));
+    assert_eq!(states(&bench, &index).1, ok());
+
+    // Damage is found in the file and the chunk; what was changed is not removed, unless it is forced.
+    let file = fs::File::options()
+        .write(true)
+        .open(bench.file().join("sub/long"))
+        .unwrap();
+    file.write_all_at(b"damage", 17).unwrap();
+    drop(file);
+    let [(seen, _), (verified, detail)] = states(&bench, &index).1;
+    assert_eq!((seen, verified), (State::Ok, State::Damaged), "{detail}");
+    assert_eq!(detail, "chunk 0 of 2 (in genome.db/sub/long) differs");
+    let mut removal = Removal {
+        place: bench.spec.place.clone(),
+        name: b"genome.db".to_vec(),
+        force: false,
+    };
+    let remove = |removal: &Removal| index.remove(&bench.roots, &bench.state, removal, |_| false);
+    assert_eq!(remove(&removal).unwrap_err().code, Code::Exists);
+    removal.force = true;
+    assert!(remove(&removal).unwrap().was_there);
+    assert!(index.entries().is_empty());
+    assert!(fs::symlink_metadata(bench.file()).is_err());
+}
+
+#[test]
+fn directories_that_a_tar_does_not_name_are_the_same_everywhere() {
+    let bytes = || {
+        let mut tar = Builder::new(Vec::new());
+        for (path, later) in [("sub/deep/x", 0), ("sub/y", 9), ("z", 3)] {
+            let mut header = entry(EntryType::Regular, path, 0o644, 1);
+            header.set_mtime(1_500_000_000 + later);
+            add(&mut tar, header, "", b"x");
+        }
+        tar.into_inner().unwrap()
+    };
+    let roots: Vec<_> = (0..2)
+        .map(|_| {
+            let bench = bench(bytes());
+            let (_, index) = push(&bench);
+            for (path, time) in [("", 9), ("sub", 9), ("sub/deep", 0)] {
+                let meta = fs::metadata(bench.file().join(path)).unwrap();
+                assert_eq!(
+                    (meta.mode() & 0o777, meta.mtime()),
+                    (0o755, 1_500_000_000 + time),
+                    "{path}"
+                );
+            }
+            index.entries()[0].root()
+        })
+        .collect();
+    assert_eq!(roots[0], roots[1]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod bench;
 mod crash;
 mod foreign;
+mod matrix;
 mod retire;
 mod reuse;
 mod units;
