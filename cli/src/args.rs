@@ -215,8 +215,8 @@ pub(crate) struct Push {
     /// Publish only if the files agree with their lines in FILE, as `sha256sum` or `md5sum` writes it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub expect: Option<PathBuf>,
-    /// The payload is a tar (also packed by gzip or zstd): publish the tree that it holds. The tar is kept beside it
-    /// until the job is over
+    /// The payload is a tar (also packed by gzip or zstd): publish the tree that it holds, under the tar's name without
+    /// .tar, .tar.gz and the like, or as --as says. The tar is kept beside it until the job is over
     #[arg(long, conflicts_with = "expect")]
     pub unpack: bool,
     /// Return as soon as the job exists, and print its id

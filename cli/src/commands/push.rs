@@ -5,7 +5,7 @@ mod stream;
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use stage_core::id::{JobId, NodeName};
 use stage_core::units::Rate;
@@ -41,7 +41,11 @@ pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error
             "push them one after another, or leave --as out",
         ));
     }
-    let name = push.name.as_deref();
+    let unpacked = match push.name {
+        None if push.unpack => Some(name_of_tree(&paths)?),
+        _ => None,
+    };
+    let name = push.name.as_deref().or(unpacked);
     let named: Vec<_> = paths.iter().map(|path| Named { path, name }).collect();
     let request = request(&push, &named)?;
     let (url, net) = config::client(connection)?;
@@ -67,6 +71,29 @@ pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error
         conclude(end, until, &mut *render)
     })
     .await
+}
+
+/// What a tar is called once it is unpacked: its own name, without what says that it is one.
+fn name_of_tree(paths: &[PathBuf]) -> Result<&OsStr, Error> {
+    let [path] = paths else {
+        return Err(Error::usage(
+            format!("--unpack takes one tar, and there are {} paths", paths.len()),
+            "push them one after another",
+        ));
+    };
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let suffixes: [&[u8]; 5] = [b".tar", b".tar.gz", b".tgz", b".tar.zst", b".tzst"];
+    let stem = suffixes.iter().find_map(|suffix| name.strip_suffix(*suffix));
+    match stem.filter(|stem| !stem.is_empty()) {
+        Some(stem) => Ok(OsStr::from_bytes(stem)),
+        None => Err(Error::usage(
+            format!(
+                "what is in {} has no name once it is unpacked",
+                stage_core::failure::show_path(path.as_os_str().as_bytes())
+            ),
+            "give the directory one with --as NAME",
+        )),
+    }
 }
 
 /// The id alone on standard output, so that a script can take it; the rest beside it.
@@ -306,6 +333,34 @@ mod tests {
         for path in [dir.path(), Path::new("/elsewhere/a")] {
             assert_eq!(expect(path), [b"a", b"b"]);
         }
+    }
+
+    #[test]
+    fn an_unpacked_tar_has_its_name_without_what_says_that_it_is_one() {
+        let name = |path: &str| {
+            let paths = [PathBuf::from(path)];
+            name_of_tree(&paths)
+                .map(OsStr::to_owned)
+                .map_err(|error| error.exit())
+        };
+        for tar in [
+            "/d/refdb.tar",
+            "refdb.tar.gz",
+            "refdb.tgz",
+            "refdb.tar.zst",
+            "refdb.tzst",
+        ] {
+            assert_eq!(name(tar), Ok("refdb".into()), "{tar}");
+        }
+        for other in ["/d/refdb", "/d/.tar", "/d/refdb.zip"] {
+            assert_eq!(name(other), Err(2), "{other}");
+        }
+        assert_eq!(
+            name_of_tree(&["a.tar".into(), "b.tar".into()])
+                .unwrap_err()
+                .exit(),
+            2
+        );
     }
 
     #[test]

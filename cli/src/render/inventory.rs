@@ -1,12 +1,13 @@
 //! What is staged where, and what became of a removal: lines for scripts as they come, for people equal ones folded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use stage_core::ask::{Copy, Progress, Said};
+use stage_core::ask::{Copy, Progress, Said, State};
+use stage_core::digest::{FileDigest, RootDigest};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::NodeName;
 use stage_core::topology::hostlist;
@@ -18,6 +19,7 @@ use super::{Form, human, json, table};
 pub(crate) struct Listing {
     form: Form,
     copies: Vec<(NodeName, Copy)>,
+    contents: Contents,
     bytes: u64,
     count: u64,
     nodes: u64,
@@ -39,6 +41,7 @@ impl Listing {
         Self {
             form,
             copies: Vec::new(),
+            contents: Contents::default(),
             bytes: 0,
             count: 0,
             nodes: 0,
@@ -59,6 +62,7 @@ impl Listing {
                 for copy in copies {
                     self.count += 1;
                     self.bytes = self.bytes.saturating_add(copy.bytes.0);
+                    self.contents.add(&node, &copy);
                     if self.form == Form::Json {
                         json::write(&mut io::stdout().lock(), &CopyLine::of(&node, &copy))?;
                     } else {
@@ -107,7 +111,10 @@ impl Listing {
         match self.form {
             Form::Quiet => {}
             Form::Human if self.copies.is_empty() => writeln!(out, "no copies")?,
-            Form::Human => copies(&mut out, &self.copies, SystemTime::now())?,
+            Form::Human => {
+                copies(&mut out, &self.copies, SystemTime::now())?;
+                self.contents.show_mixed(&mut out)?;
+            }
             Form::Json => json::write(
                 &mut out,
                 &ListedLine {
@@ -116,6 +123,11 @@ impl Listing {
                     copies: self.count,
                     bytes: self.bytes,
                     nodes: self.nodes,
+                    mixed: self
+                        .contents
+                        .mixed()
+                        .map(|(place, of)| Mixed::of(place, of))
+                        .collect(),
                     unanswered: self.silent.iter().map(Silent::of).collect(),
                 },
             )?,
@@ -130,7 +142,10 @@ struct CopyLine<'a> {
     event: &'static str,
     node: &'a NodeName,
     path: &'a str,
+    place: &'a str,
     kind: &'static str,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    unpacked: bool,
     sha256: Option<String>,
     root: String,
     bytes: u64,
@@ -149,7 +164,9 @@ impl<'a> CopyLine<'a> {
             event: "copy",
             node,
             path: &copy.path,
+            place: &copy.place,
             kind: copy.kind.as_str(),
+            unpacked: copy.unpacked,
             sha256: copy.sha256.map(|digest| digest.to_string()),
             root: copy.root.to_string(),
             bytes: copy.bytes.0,
@@ -169,7 +186,96 @@ struct ListedLine<'a> {
     copies: u64,
     bytes: u64,
     nodes: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mixed: Vec<Mixed<'a>>,
     unanswered: Vec<Silent<'a>>,
+}
+
+/// A name that has not the same content on all nodes.
+#[derive(Serialize)]
+struct Mixed<'a> {
+    place: &'a str,
+    contents: Vec<Content<'a>>,
+}
+
+#[derive(Serialize)]
+struct Content<'a> {
+    sha256: Option<String>,
+    root: String,
+    nodes: &'a BTreeSet<NodeName>,
+}
+
+impl<'a> Mixed<'a> {
+    fn of(place: &'a str, of: &'a BTreeMap<RootDigest, Holders>) -> Self {
+        let content = |(root, holders): (&RootDigest, &'a Holders)| Content {
+            sha256: holders.sha256.map(|digest| digest.to_string()),
+            root: root.to_string(),
+            nodes: &holders.nodes,
+        };
+        Self {
+            place,
+            contents: of.iter().map(content).collect(),
+        }
+    }
+}
+
+/// What was published under each name, and where; what is missing counts no more.
+#[derive(Default)]
+struct Contents(BTreeMap<String, BTreeMap<RootDigest, Holders>>);
+
+#[derive(Default)]
+struct Holders {
+    sha256: Option<FileDigest>,
+    nodes: BTreeSet<NodeName>,
+}
+
+impl Contents {
+    fn add(&mut self, node: &NodeName, copy: &Copy) {
+        if copy.state == State::Missing {
+            return;
+        }
+        let place = if copy.place.is_empty() {
+            &copy.path
+        } else {
+            &copy.place
+        };
+        let contents = self.0.entry(place.clone()).or_default();
+        let holders = contents.entry(copy.root).or_default();
+        holders.sha256 = holders.sha256.or(copy.sha256);
+        holders.nodes.insert(node.clone());
+    }
+
+    /// The names that have more than one content.
+    fn mixed(&self) -> impl Iterator<Item = (&str, &BTreeMap<RootDigest, Holders>)> {
+        let all = self.0.iter().filter(|(_, contents)| contents.len() > 1);
+        all.map(|(place, contents)| (place.as_str(), contents))
+    }
+
+    fn show_mixed(&self, out: &mut impl Write) -> io::Result<()> {
+        for (place, contents) in self.mixed() {
+            let each: Vec<_> = contents
+                .iter()
+                .map(|(root, holders)| {
+                    let nodes = hostlist::fold(holders.nodes.iter().map(NodeName::as_str));
+                    format!("{} on {nodes}", digest(holders.sha256, *root))
+                })
+                .collect();
+            writeln!(
+                out,
+                "mixed: {place} is not the same everywhere: {}",
+                each.join(", ")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// What a copy is known by, in short.
+fn digest(sha256: Option<FileDigest>, root: RootDigest) -> String {
+    match sha256 {
+        Some(digest) => table::short(&digest.to_string()).to_owned(),
+        None => format!("root {}", table::short(&root.to_string())),
+    }
 }
 
 #[derive(Serialize)]
@@ -198,6 +304,7 @@ fn copies(out: &mut impl Write, copies: &[(NodeName, Copy)], now: SystemTime) ->
             copy.state,
             &copy.detail,
             copy.found,
+            copy.unpacked,
         );
         let (nodes, oldest) = folds.entry(key).or_insert_with(|| (Vec::new(), copy));
         nodes.push(node.as_str());
@@ -215,13 +322,13 @@ fn copies(out: &mut impl Write, copies: &[(NodeName, Copy)], now: SystemTime) ->
         if copy.found {
             state += " (stood there before)";
         }
+        if copy.unpacked {
+            state += " (from a tar of this digest)";
+        }
         table.add_row([
             hostlist::fold(nodes.iter().copied()),
             copy.path.clone(),
-            match &copy.sha256 {
-                Some(digest) => table::short(&digest.to_string()).to_owned(),
-                None => format!("root {}", table::short(&copy.root.to_string())),
-            },
+            digest(copy.sha256, copy.root),
             copy.bytes.to_string(),
             show_time(now.duration_since(published).unwrap_or_default()).to_string(),
             state,
@@ -369,8 +476,7 @@ fn reasons(out: &mut impl Write, failed: &[(NodeName, Failure)], what: &str) -> 
 
 #[cfg(test)]
 mod tests {
-    use stage_core::ask::{Kind, State};
-    use stage_core::digest::{FileDigest, RootDigest};
+    use stage_core::ask::Kind;
     use stage_core::id::JobId;
 
     use super::*;
@@ -378,7 +484,9 @@ mod tests {
     fn copy() -> Copy {
         Copy {
             path: "/scratch/stage/genome.db".to_owned(),
+            place: "scratch:genome.db".to_owned(),
             kind: Kind::File,
+            unpacked: false,
             sha256: Some(FileDigest([0x5a; 32])),
             root: RootDigest([0xc3; 32]),
             bytes: ByteCount(5 << 30),
@@ -425,6 +533,39 @@ mod tests {
         ");
     }
 
+    // R99.
+    #[test]
+    fn a_name_with_several_contents_is_mixed() {
+        let mut contents = Contents::default();
+        for (node, copy) in [
+            on("n1", |_| ()),
+            on("n2", |copy| copy.state = State::Changed),
+            on("n3", |copy| {
+                copy.root = RootDigest([0xab; 32]);
+                copy.sha256 = None;
+            }),
+            on("n4", |copy| {
+                copy.root = RootDigest([0xcd; 32]);
+                copy.state = State::Missing;
+            }),
+            // The same name elsewhere is another.
+            on("n1", |copy| {
+                copy.root = RootDigest([0xcd; 32]);
+                copy.place = "scratch:old/genome.db".to_owned();
+            }),
+        ] {
+            contents.add(&node, &copy);
+        }
+        let mut out = Vec::new();
+        contents.show_mixed(&mut out).unwrap();
+        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @"mixed: scratch:genome.db is not the same everywhere: root abababababab on n3, 5a5a5a5a5a5a on n[1-2]");
+        let mixed: Vec<_> = contents.mixed().map(|(place, of)| Mixed::of(place, of)).collect();
+        let mixed = serde_json::to_value(&mixed).unwrap();
+        assert_eq!(mixed[0]["place"], "scratch:genome.db");
+        assert_eq!(mixed[0]["contents"][1]["nodes"], serde_json::json!(["n1", "n2"]));
+        assert_eq!(mixed[0]["contents"].as_array().unwrap().len(), 2);
+    }
+
     #[test]
     fn a_copy_for_scripts() {
         let mut out = Vec::new();
@@ -440,8 +581,8 @@ mod tests {
             json::write(&mut out, &CopyLine::of(&node, &copy)).unwrap();
         }
         insta::assert_snapshot!(String::from_utf8(out).unwrap(), @r#"
-        {"event":"copy","node":"n1","path":"/scratch/stage/genome.db","kind":"file","sha256":"5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a","root":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","bytes":5368709120,"published":1700000000,"state":"ok","job":"11111111-1111-1111-1111-111111111111"}
-        {"event":"copy","node":"n2","path":"/scratch/stage/genome.db","kind":"file","sha256":null,"root":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","bytes":5368709120,"published":1700000000,"state":"changed","detail":"it was written to","found":true,"job":"11111111-1111-1111-1111-111111111111"}
+        {"event":"copy","node":"n1","path":"/scratch/stage/genome.db","place":"scratch:genome.db","kind":"file","sha256":"5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a","root":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","bytes":5368709120,"published":1700000000,"state":"ok","job":"11111111-1111-1111-1111-111111111111"}
+        {"event":"copy","node":"n2","path":"/scratch/stage/genome.db","place":"scratch:genome.db","kind":"file","sha256":null,"root":"c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3","bytes":5368709120,"published":1700000000,"state":"changed","detail":"it was written to","found":true,"job":"11111111-1111-1111-1111-111111111111"}
         "#);
     }
 

@@ -94,10 +94,11 @@ fn is_lost(error: &Error) -> bool {
 /// Refuses what cannot be; gives the name.
 fn check(push: &Push, terminal: bool) -> Result<&OsStr, Error> {
     let Some(name) = push.name.as_deref() else {
-        return Err(Error::usage(
-            "what comes through a pipe has no name",
-            "give it one with --as NAME; a file named '-' is ./-",
-        ));
+        let hint = match push.unpack {
+            true => "give the directory that it holds one with --as NAME",
+            false => "give it one with --as NAME; a file named '-' is ./-",
+        };
+        return Err(Error::usage("what comes through a pipe has no name", hint));
     };
     if push.detach || push.dry_run {
         let flag = if push.detach { "--detach" } else { "--dry-run" };
