@@ -269,3 +269,36 @@ fn a_full_node_is_unfit_and_says_by_how_much() {
     let left: Vec<_> = std::fs::read_dir(root).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+// R32: a link that swallows everything holds up neither a cancel nor those who must let go.
+#[test]
+fn a_cancel_does_not_wait_for_a_dead_link() {
+    if !need_netns() {
+        return;
+    }
+    let _alone = alone();
+    let topology = one_switch(3, "100 Mbit/s");
+    let lab = lab(&topology);
+    let cluster = cluster(&lab, &topology, Security::Tls, &[]);
+    let (file, _) = payload(&lab, "n0", 96);
+    let running = cluster
+        .start_command(&["push", &file, "--to", "n[1-3]", "--shape", "chain"])
+        .unwrap();
+    let job = running.job(DEADLINE).unwrap();
+    let chain = chain(&running);
+    let (parent, child) = (&chain[0], &chain[1]);
+    wait_for_bytes(&cluster, child, 48 << 20, &running);
+    lab.black_hole(parent, child).unwrap();
+    let cancelled = cluster.run(&["cancel", &job], Duration::from_secs(5)).unwrap();
+    assert_eq!(cancelled.exit, Some(0), "{cancelled:#?}");
+    let pushed = running.finish(Duration::from_secs(5)).unwrap();
+    assert_eq!(pushed.exit, Some(7), "{pushed:#?}");
+    let deadline = Instant::now() + DEADLINE;
+    for node in &chain {
+        let root = cluster.seen(node, &cluster.root(node));
+        while std::fs::read_dir(&root).unwrap().next().is_some() {
+            assert!(Instant::now() < deadline, "{node} has kept its part");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -181,6 +181,28 @@ impl Cluster {
         command
     }
 
+    /// The process of a node's agent.
+    pub(crate) fn agent_process(&self, node: usize) -> u32 {
+        self.agents[&node].id()
+    }
+
+    /// Starts a node's agent under strace, which writes its calls of these names into a file. It ends when what is given
+    /// back is dropped. `None`: there is no strace.
+    pub(crate) fn start_traced(&self, node: usize, names: &str, calls: &Path) -> Option<Traced> {
+        if Command::new("strace").arg("-V").output().is_err() {
+            eprintln!("skipped: strace is not installed");
+            return None;
+        }
+        let agent = self.agent_command(node, &format!("state-n{node}"), 7701);
+        let mut traced = Command::new("strace");
+        traced.args(["-f", "--seccomp-bpf", "-qq", "-e"]);
+        traced.arg(format!("trace={names}")).arg("-o").arg(calls);
+        traced.arg(agent.get_program()).args(agent.get_args());
+        traced.current_dir(self.dir.path()).stdin(Stdio::piped());
+        traced.stdout(Stdio::null()).stderr(Stdio::null());
+        Some(Traced(traced.spawn().unwrap()))
+    }
+
     /// kill -9. (Were this process killed instead, the daemons would see their standard input close, and end.)
     pub(crate) fn kill_coordinator(&mut self) {
         let mut child = self.coordinator.take().unwrap();
@@ -353,6 +375,17 @@ impl Drop for Cluster {
         if std::thread::panicking() {
             eprintln!("{}", self.logs());
         }
+    }
+}
+
+/// An agent under strace.
+pub(crate) struct Traced(Child);
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // Its standard input closes, so the agent ends, and strace with it.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
     }
 }
 

@@ -213,10 +213,6 @@ fn a_directory_arrives_as_it_is() {
 // read and once after.
 #[test]
 fn the_source_is_walked_once_whoever_shall_have_it() {
-    if Command::new("strace").arg("-V").output().is_err() {
-        eprintln!("skipped: strace is not installed");
-        return;
-    }
     let mut cluster = Cluster::prepare(4);
     let tree = cluster.path("refdb");
     const FILES: usize = 2000;
@@ -229,24 +225,12 @@ fn the_source_is_walked_once_whoever_shall_have_it() {
     cluster.start_coordinator();
     (1..4).for_each(|node| cluster.start_agent(node));
     let calls = cluster.path("calls");
-    let agent = cluster.agent_command(0, "state-n0", 7701);
-    let mut traced = Command::new("strace");
-    traced.args([
-        "-f",
-        "--seccomp-bpf",
-        "-qq",
-        "-e",
-        "trace=getdents64,newfstatat",
-        "-o",
-    ]);
-    traced.arg(&calls).arg(agent.get_program()).args(agent.get_args());
-    traced.current_dir(cluster.path("")).stdin(Stdio::piped());
-    traced.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut agent = traced.spawn().unwrap();
+    let Some(agent) = cluster.start_traced(0, "getdents64,newfstatat", &calls) else {
+        return;
+    };
     cluster.wait_up(4);
     cluster.push(&tree, &["--to", "targets"]).expect(0);
-    drop(agent.stdin.take());
-    agent.wait().unwrap();
+    drop(agent);
     let calls = fs::read_to_string(calls).unwrap();
     let count = |call: &str| calls.lines().filter(|line| line.contains(call)).count();
     // The end of each directory is an answer of its own; a few calls are the agent's own.

@@ -1,6 +1,7 @@
 //! Processes die in mid-push.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use serde_json::Value;
@@ -20,10 +21,18 @@ impl Push {
     /// Begins a push that takes some seconds, whatever the machine, and waits until `node` has a quarter of it.
     pub(crate) fn at_a_quarter(cluster: &Cluster, node: &str, size: u64, more: &[&str]) -> Self {
         let source = cluster.source("genome.db", size);
-        let mut args = vec!["--to", "targets", "--shape", "chain", "--limit", "16 MiB/s"];
-        args.extend(more);
+        let args = [
+            &["--to", "targets", "--shape", "chain", "--limit", "16 MiB/s"],
+            more,
+        ]
+        .concat();
+        Self::begun(cluster, &source, node, size / 4, &args)
+    }
+
+    /// Begins a push and waits until `node` has so many bytes.
+    pub(crate) fn begun(cluster: &Cluster, source: &Path, node: &str, bytes: u64, args: &[&str]) -> Self {
         let mut child = cluster
-            .push_command(&source, &args)
+            .push_command(source, args)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -31,7 +40,7 @@ impl Push {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let first: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
         let job = text(&first["job"]);
-        cluster.wait_for("a quarter of the push", || kept(cluster, &job, node) >= size / 4);
+        cluster.wait_for("a part of the push", || kept(cluster, &job, node) >= bytes);
         Self { child, lines, job }
     }
 

@@ -7,7 +7,9 @@
     reason = "tests"
 )]
 
+mod again;
 mod bench;
+mod calls;
 mod cluster;
 mod directories;
 mod faults;

@@ -11,6 +11,8 @@ use crate::cluster::{Cluster, text};
 use crate::faults::{Push, kept};
 
 const CHUNK: u64 = 1 << 20;
+/// What a directory is counted as.
+const BLOCK: u64 = 4096;
 
 /// Whether file systems can be mounted: without root such tests are left out, visibly, unless CI wants them all.
 fn may_mount() -> bool {
@@ -112,6 +114,150 @@ fn each_rule_says_who_is_short_by_how_much() {
     for node in 1..4 {
         assert!(!cluster.root(node).join("fail.db").exists(), "n{node}");
     }
+}
+
+/// Two volumes of seven chunks each.
+fn volumes(cluster: &Cluster) -> PathBuf {
+    let tree = cluster.path("refdb");
+    fs::create_dir_all(&tree).unwrap();
+    for name in ["a.nsq", "b.nsq"] {
+        fs::rename(cluster.source(name, 7 * CHUNK), tree.join(name)).unwrap();
+    }
+    tree
+}
+
+/// R81: nodes with half, all and twice the space that is needed; the half gets what fits.
+#[test]
+fn who_has_too_little_space_is_named_and_a_part_fits() {
+    if !may_mount() {
+        return;
+    }
+    let mut cluster = Cluster::prepare(4);
+    let _mounts: Vec<_> = [(1, 7), (2, 14), (3, 28)]
+        .map(|(node, chunks)| Mount::tmpfs(&cluster.root(node), chunks * CHUNK + BLOCK))
+        .into();
+    cluster.start_coordinator();
+    (0..4).for_each(|node| cluster.start_agent(node));
+    cluster.wait_up(4);
+    let tree = volumes(&cluster);
+    let refused = cluster
+        .push(&tree, &["--to", "targets", "--unfit", "fail"])
+        .expect(4);
+    assert_eq!(
+        (refused.last()["code"].as_str(), refused.last()["node"].as_str()),
+        (Some("no_space"), Some("n1"))
+    );
+    cluster.wait_clean();
+    for node in 1..4 {
+        assert_eq!(cluster.listing(node), [""; 0], "nothing is left of it");
+    }
+    let ran = cluster
+        .push(&tree, &["--to", "targets", "--unfit", "skip"])
+        .expect(5);
+    assert_eq!(
+        ran.node("n1")["error"]["short_by_bytes"],
+        7 * CHUNK,
+        "{}",
+        ran.last()
+    );
+    for words in ["n1", "needs      free", "14.00 MiB", "7.00 MiB"] {
+        assert!(
+            ran.stderr.contains(words),
+            "{words:?} is missing:\n{}",
+            ran.stderr
+        );
+    }
+    for node in ["n2", "n3"] {
+        assert_eq!(ran.node(node)["state"], "published", "{}", ran.last());
+    }
+    let part = ["--to", "n1", "--include", "a.*"];
+    cluster.push(&tree, &part).expect(0);
+    let names: Vec<_> = fs::read_dir(cluster.root(1).join("refdb"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["a.nsq"]);
+}
+
+/// R82: two roots of which neither has room for all: they are named with their space, and take a part each.
+#[test]
+fn what_fits_in_no_root_goes_into_two_in_parts() {
+    if !may_mount() {
+        return;
+    }
+    let mut cluster = Cluster::prepare(2);
+    let fast = cluster.path("fast-n1");
+    fs::create_dir(&fast).unwrap();
+    let _mounts = [&cluster.root(1), &fast].map(|root| Mount::tmpfs(root, 9 * CHUNK));
+    cluster.start_coordinator();
+    cluster.start_agent(0);
+    let mut agent = cluster.agent_command(1, "state-n1", 7701);
+    agent.arg("--root").arg(format!("fast={}", fast.display()));
+    let mut agent = agent.spawn().unwrap();
+    cluster.wait_up(2);
+    let tree = volumes(&cluster);
+    let refused = cluster.push(&tree, &["--to", "n1"]).expect(4);
+    let hint = text(&refused.last()["hint"]);
+    for words in ["fast has 9.00 MiB free", "--dest", "--include"] {
+        assert!(hint.contains(words), "{words:?} is missing: {hint}");
+    }
+    cluster.push(&tree, &["--to", "n1", "--include", "a.*"]).expect(0);
+    cluster
+        .push(&tree, &["--to", "n1", "--exclude", "a.*", "--dest", "fast:"])
+        .expect(0);
+    for (root, name) in [(cluster.root(1), "a.nsq"), (fast, "b.nsq")] {
+        assert_eq!(
+            crate::cluster::sha256(&root.join("refdb").join(name)),
+            crate::cluster::sha256(&tree.join(name))
+        );
+    }
+    let verified = cluster.run(&["verify", "--json"]).expect(0);
+    assert_eq!(verified.last()["copies"], 2, "{}", verified.stdout);
+    drop(agent.stdin.take());
+    agent.wait().unwrap();
+}
+
+/// A payload whose manifest comes ahead of it is refused before it comes, also where it replaces something.
+#[test]
+fn many_files_that_do_not_fit_are_refused_before_they_come() {
+    if !may_mount() {
+        return;
+    }
+    let (cluster, _mount) = cluster(3, |c| Mount::tmpfs(&c.root(2), 16 * CHUNK));
+    let tree = cluster.path("refdb");
+    fs::create_dir_all(&tree).unwrap();
+    let fill = |len: usize, byte: u8| {
+        for at in 0..400 {
+            let name = format!("a file with a long name, as many have one {at:04}");
+            fs::write(tree.join(name), vec![byte; len]).unwrap();
+        }
+    };
+    fill(10 << 10, 1);
+    cluster.push(&tree, &["--to", "targets"]).expect(0);
+    cluster.wait_clean();
+    fill(60 << 10, 2);
+    let replace = ["--to", "targets", "--if-exists", "replace", "--unfit"];
+    let refused = cluster.push(&tree, &[&replace[..], &["fail"]].concat()).expect(4);
+    assert_eq!(
+        (refused.last()["code"].as_str(), refused.last()["node"].as_str()),
+        (Some("no_space"), Some("n2"))
+    );
+    assert!(refused.stderr.contains("short by"), "{}", refused.stderr);
+    cluster.wait_clean();
+    // What it is short of without anything that the old copy may share is known when the manifest is here, before data.
+    fill(32 << 10, 3);
+    let ran = cluster.push(&tree, &[&replace[..], &["skip"]].concat()).expect(5);
+    let node = ran.node("n2");
+    assert_eq!(
+        (&node["error"]["code"], &node["bytes_received"]),
+        (&"no_space".into(), &0.into()),
+        "{node}"
+    );
+    assert_eq!(ran.node("n1")["state"], "published");
+    let old = cluster
+        .root(2)
+        .join("refdb/a file with a long name, as many have one 0007");
+    assert_eq!(fs::read(old).unwrap(), vec![1; 10 << 10]);
 }
 
 #[test]

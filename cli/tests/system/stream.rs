@@ -284,6 +284,33 @@ fn a_tar_through_a_pipe_becomes_a_tree() {
         assert_eq!(fs::read_link(copy.join("link")).unwrap(), Path::new("vol/one"));
         assert!(fs::read_link(&copy).unwrap().starts_with(".stage"));
     }
+    // It is known like any other, by the digest of the tar.
+    let listed = |ran: &Ran| {
+        let copies = ran.events.iter().filter(|event| event["event"] == "copy");
+        copies
+            .map(|copy| {
+                (
+                    text(&copy["state"]),
+                    copy["unpacked"] == true,
+                    text(&copy["kind"]),
+                )
+            })
+            .collect::<Vec<_>>()
+    };
+    let digest = text(&ran.last()["sha256"]);
+    cluster.wait_clean();
+    let ok = vec![("ok".to_owned(), true, "tree".to_owned()); 3];
+    let ls = cluster.run(&["ls", "--digest", &digest, "--json"]).expect(0);
+    assert_eq!(listed(&ls), ok);
+    assert_eq!(listed(&cluster.run(&["verify", "--json"]).expect(0)), ok);
+    let mut again = Push::start(&cluster, &["--as", "refdb", "--unpack", "--to", "targets"]);
+    again.write(&tar.stdout);
+    let again = again.end().expect(0);
+    for node in ["n1", "n2", "n3"] {
+        assert_eq!(again.node(node)["already"], true, "{}", again.last());
+    }
+    cluster.wait_clean();
+    assert_eq!(listed(&cluster.run(&["verify", "--json"]).expect(0)), ok);
     // The tar goes with the job.
     cluster.wait_for("no tar any more", || {
         (1..4).all(|node| {
@@ -293,4 +320,8 @@ fn a_tar_through_a_pipe_becomes_a_tree() {
                 .any(|name| name.starts_with(".stage-"))
         })
     });
+    cluster.run(&["rm", "refdb", "--from", "targets"]).expect(0);
+    for node in 1..4 {
+        assert!(cluster.listing(node).is_empty(), "{:?}", cluster.listing(node));
+    }
 }
