@@ -19,6 +19,10 @@ pub const CHUNK: u64 = 1 << 20;
 /// processor's cache when it is written.
 pub const BLOCK: usize = 256 << 10;
 
+/// What a thread of a stream reads, hashes and writes at once where there is no buffer for the whole chunk: every stream may have
+/// one, both of a relay's sides, so it is as small as system calls allow.
+pub const SPARE_BLOCK: usize = 32 << 10;
+
 /// A chunk's place in the payload's sequence.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

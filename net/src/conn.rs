@@ -283,7 +283,7 @@ struct Buffered(BufReader<StdTcpStream>);
 
 impl Buffered {
     fn new(tcp: StdTcpStream) -> Self {
-        Self(BufReader::with_capacity(128 << 10, tcp))
+        Self(BufReader::with_capacity(64 << 10, tcp))
     }
 
     fn tcp(&self) -> &StdTcpStream {

@@ -210,6 +210,10 @@ impl Cluster {
         child.wait().unwrap();
     }
 
+    pub(crate) fn agent_pid(&self, node: usize) -> u32 {
+        self.agents[&node].id()
+    }
+
     /// kill -9.
     pub(crate) fn kill_agent(&mut self, node: usize) {
         let mut child = self.agents.remove(&node).unwrap();

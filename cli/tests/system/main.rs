@@ -16,6 +16,7 @@ mod faults;
 mod generations;
 mod inventory;
 mod local;
+mod memory;
 mod payload;
 mod push;
 mod refusals;

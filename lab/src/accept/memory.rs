@@ -11,6 +11,7 @@ use super::{Bench, PUSH, one_switch, random_file, right_copies, word};
 
 const LARGE: ByteCount = ByteCount(5 << 30);
 const SMALL: ByteCount = ByteCount(64 << 20);
+const MANY: ByteCount = ByteCount(1 << 30);
 const PEAK: ByteCount = ByteCount(48 << 20);
 const APART: ByteCount = ByteCount(8 << 20);
 /// The links do not limit: as much as ever is under way.
@@ -56,6 +57,7 @@ pub(super) fn run(bench: &mut Bench) {
             Ok(())
         });
     }
+    streams(bench);
     let apart: Vec<u64> = peaks
         .values()
         .filter(|bytes| bytes.len() == 2)
@@ -67,6 +69,31 @@ pub(super) fn run(bench: &mut Bench) {
         format!("{} MiB", mib(&apart)),
         apart.len() == NODES.len() && apart.iter().all(|bytes| *bytes <= APART.0),
     ));
+}
+
+/// As many streams as there may be: each takes a little.
+fn streams(bench: &mut Bench) {
+    for security in [Security::Tls, Security::Insecure] {
+        let name = format!("memory, {MANY} to two targets by 64 streams a hop, {security:?}");
+        let topology = one_switch(2, RATE);
+        bench.stand(&name, &topology, security, |bench, lab, cluster| {
+            let file = random_file(lab, "n0", "payload", MANY)?;
+            let chain = ["--to", "n[1-2]", "--shape", "chain", "--streams", "64"];
+            let pushed = cluster.push(&[&[word(&file)], &chain[..]].concat(), PUSH)?;
+            let own: Vec<u64> = NODES
+                .iter()
+                .map(|node| cluster.agent_usage(node).rss_anon_peak.0)
+                .collect();
+            let fits = pushed.exit == Some(0) && own.iter().all(|bytes| *bytes < PEAK.0);
+            bench.add(Row::new(
+                format!("{name}: peak RssAnon of n0, n1, n2"),
+                format!("< {PEAK} each"),
+                format!("{} MiB", mib(&own)),
+                fits,
+            ));
+            Ok(())
+        });
+    }
 }
 
 fn mib(bytes: &[u64]) -> String {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use stage_core::chunk::BLOCK;
+use stage_core::chunk::{BLOCK, SPARE_BLOCK};
 use stage_core::digest::ChunkHasher;
 use stage_core::failure::{Code, Failure};
 use stage_core::waits::{self, Receiving};
@@ -226,13 +226,14 @@ impl Receiver<'_> {
         // Never waited for: without one the chunk goes through a block, and is read from the file by who needs it.
         let mut buffer = shared.plane.budget().take();
         let mut at = 0;
+        let most = if buffer.is_some() { BLOCK } else { SPARE_BLOCK };
         while at < len {
-            let now = BLOCK.min(len - at);
+            let now = most.min(len - at);
             let mut own = std::mem::take(&mut self.block);
             let block = match &mut buffer {
                 Some(buffer) => &mut buffer.resize(len)[at..at + now],
                 None => {
-                    own.resize(BLOCK, 0);
+                    own.resize(SPARE_BLOCK, 0);
                     &mut own[..now]
                 }
             };
@@ -255,9 +256,9 @@ impl Receiver<'_> {
 
     fn drain(&mut self, mut len: usize) -> Result<(), TransferError> {
         while len > 0 {
-            let now = BLOCK.min(len);
+            let now = SPARE_BLOCK.min(len);
             let mut own = std::mem::take(&mut self.block);
-            own.resize(BLOCK, 0);
+            own.resize(SPARE_BLOCK, 0);
             self.fill(&mut own[..now], false)?;
             self.block = own;
             self.count(now);

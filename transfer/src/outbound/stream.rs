@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use stage_core::chunk::{BLOCK, ChunkIndex};
+use stage_core::chunk::{BLOCK, ChunkIndex, SPARE_BLOCK};
 use stage_net::BlockingConn;
 
 use super::hop::Hop;
@@ -68,12 +68,12 @@ impl Sender<'_> {
         let flip = *lock(&self.served.fault) == Some(Fault::FlipByte { chunk: index });
         let mut at = 0;
         while at < len {
-            let now = BLOCK.min(len - at);
+            let now = if hot.is_some() { BLOCK } else { SPARE_BLOCK }.min(len - at);
             self.wait(now)?;
             match &hot {
                 Some(bytes) if !flip => self.write(&bytes[at..at + now])?,
                 _ => {
-                    block.resize(BLOCK, 0);
+                    block.resize(now, 0);
                     let block = &mut block[..now];
                     match &hot {
                         Some(bytes) => block.copy_from_slice(&bytes[at..at + now]),
