@@ -160,7 +160,10 @@ pub fn lessons(topology: &Topology, push: &Push<'_>, known: &Facts) -> Vec<Lesso
                 let one = hop.rate.times(1.0 / f64::from(hop.streams.max(1)));
                 teach(Subject::Stream(parent.clone(), child.clone()), one);
             }
-            Some(Limit::Network) if parent != child && is_below_plan(push.plan, hop) => {
+            // Of a parent that does not say how it went nobody knows whether it had anything to send.
+            Some(Limit::Network)
+                if parent != child && hop.sending.is_some() && is_below_plan(push.plan, hop) =>
+            {
                 teach(Subject::Way(parent.clone(), child.clone()), hop.rate);
             }
             _ => {}
@@ -298,8 +301,11 @@ impl Past {
     }
 }
 
-fn age(then: u64, now: u64) -> impl std::fmt::Display {
-    show_time(Duration::from_secs(now.saturating_sub(then) / 1000))
+fn age(then: u64, now: u64) -> String {
+    match now.saturating_sub(then) / 1000 {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds => show_time(Duration::from_secs(seconds)).to_string(),
+    }
 }
 
 mod bytes_per_second {

@@ -25,6 +25,8 @@ const ENOUGH: Duration = Duration::from_millis(100);
 const WINDOW: f64 = 0.3;
 /// Both ways together carry at least this share of what an interface has for each way, where it has only one for both.
 const BOTH_WAYS: f64 = 0.75;
+/// Rates that differ by no more than this are the same.
+const ALIKE: f64 = 1.05;
 /// Of so many hops it is looked up who else uses a link.
 const HOPS: usize = 2000;
 
@@ -125,13 +127,18 @@ pub fn judge(
 ) -> Option<Verdict> {
     let judge = Judge::new(topology, seen);
     let any_moves = seen.hops.iter().any(|hop| hop.moving);
-    let slowest = (0..seen.hops.len())
+    let candidates: Vec<usize> = (0..seen.hops.len())
         .filter(|at| seen.hops[*at].moving || !any_moves)
         .filter(|at| judge.has_seen_enough(*at))
-        .min_by(|one, other| {
-            let rate = |at: &usize| seen.hops[*at].rate.bytes_per_second();
-            rate(one).total_cmp(&rate(other))
-        })?;
+        .collect();
+    let rate = |at: usize| seen.hops[at].rate.bytes_per_second();
+    let least = candidates.iter().map(|at| rate(*at)).reduce(f64::min)?;
+    // Of those that are as slow as the slowest, the lowest: all above it are on its way up.
+    let depths = judge.depths();
+    let slowest = candidates
+        .into_iter()
+        .filter(|at| rate(*at) <= least * ALIKE)
+        .max_by_key(|at| depths[*at])?;
     let (at, limit) = judge.walk(slowest)?;
     Some(Verdict {
         text: judge.words(at, &limit, windows),
@@ -204,6 +211,32 @@ impl<'a> Judge<'a> {
                 .map(|(at, hop)| (&hop.child, at))
                 .collect(),
         }
+    }
+
+    /// How many hops are above each.
+    fn depths(&self) -> Vec<usize> {
+        let hops = &self.seen.hops;
+        let mut depths: Vec<Option<usize>> = vec![None; hops.len()];
+        for from in 0..hops.len() {
+            let mut way = Vec::new();
+            let mut at = Some(from);
+            let above = loop {
+                match at {
+                    None => break 0,
+                    Some(hop) if depths[hop].is_some() => break depths[hop].unwrap_or(0) + 1,
+                    // Two that ask each other, for a moment.
+                    Some(hop) if way.contains(&hop) => break 0,
+                    Some(hop) => {
+                        way.push(hop);
+                        at = self.of_child.get(&hops[hop].parent).copied();
+                    }
+                }
+            };
+            for (more, hop) in way.into_iter().rev().enumerate() {
+                depths[hop] = Some(above + more);
+            }
+        }
+        depths.into_iter().map(|depth| depth.unwrap_or(0)).collect()
     }
 
     fn has_seen_enough(&self, at: usize) -> bool {

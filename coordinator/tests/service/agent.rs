@@ -35,6 +35,10 @@ pub(crate) struct Play {
     pub(crate) silent: bool,
     /// As a source, what it reports instead of FINAL.
     pub(crate) source_fails: Option<v1::Failure>,
+    /// As a target, its counters before it says that it has published.
+    pub(crate) counts: Option<v1::JobProgress>,
+    /// As a target, bytes received and seconds taken.
+    pub(crate) received: (u64, f64),
 }
 
 impl Default for Play {
@@ -47,6 +51,8 @@ impl Default for Play {
             deaf_to_cancel: false,
             silent: false,
             source_fails: None,
+            counts: None,
+            received: (3 << 20, 0.5),
         }
     }
 }
@@ -292,13 +298,19 @@ fn answer(play: &Play, memory: &Mutex<Memory>, assignment: v1::Assignment) -> Ve
                 }
             }
             if run.target.is_some() && run.r#final.is_some() && memory.published.insert(job.clone()) {
+                if let Some(counts) = &play.counts {
+                    answers.push(Body::Progress(v1::JobProgress {
+                        job: job.clone(),
+                        ..counts.clone()
+                    }));
+                }
                 let outcome = v1::Outcome {
                     job: job.clone(),
                     outcome: Some(v1::outcome::Outcome::Published(v1::Published {
                         path: "/scratch/genome.db".to_owned(),
                         already: false,
-                        bytes_received: 3 << 20,
-                        seconds: 0.5,
+                        bytes_received: play.received.0,
+                        seconds: play.received.1,
                     })),
                 };
                 answers.push(Body::Outcome(outcome));

@@ -6,6 +6,7 @@ mod agent;
 mod asks;
 mod bench;
 mod lab;
+mod learn;
 mod refusals;
 mod restart;
 mod whole;
