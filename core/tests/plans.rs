@@ -11,11 +11,13 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use stage_core::bench::facts::lay;
+use stage_core::bench::{LinkReading, Measurement, Pair, Reading, Rtt, StreamReading, Subject};
 use stage_core::id::NodeName;
 use stage_core::plan::{Facts, Plan, Request, WindowLimits, plan};
 use stage_core::simulate::{Trial, simulate};
 use stage_core::topology::Topology;
-use stage_core::units::{ByteCount, parse_time, show_time};
+use stage_core::units::{ByteCount, Rate, parse_time, show_time};
 
 /// Reads a request: one word and its values a line.
 fn request(topology: &Topology, text: &str) -> (Request, Facts) {
@@ -31,6 +33,7 @@ fn request(topology: &Topology, text: &str) -> (Request, Facts) {
         encrypted: false,
     };
     let mut facts = Facts::default();
+    let mut measured = Vec::new();
     for line in text
         .lines()
         .map(str::trim)
@@ -76,10 +79,49 @@ fn request(topology: &Topology, text: &str) -> (Request, Facts) {
                     .rtts
                     .insert((parent, name(child)), parse_time(time).unwrap());
             }
+            // As `stage bench` would have it: the MB/s of 1, 2, 4 … streams each way, what share was sent again.
+            "measured" => measured.push(measurement(value)),
             other => panic!("{other:?} is not a word of a request"),
         }
     }
+    lay(&mut facts, topology, &measured.iter().collect::<Vec<_>>(), 0);
     (request, facts)
+}
+
+/// "n0 n1 100 ms | 60, 110, 112 | 117 | 0.001"
+fn measurement(text: &str) -> Measurement {
+    let mut parts = text.split('|').map(str::trim);
+    let mut head = parts.next().unwrap().splitn(3, ' ');
+    let pair = Pair {
+        from: head.next().unwrap().parse().unwrap(),
+        to: head.next().unwrap().parse().unwrap(),
+    };
+    let rtt = parse_time(head.next().unwrap()).unwrap();
+    let [forward, backward] = [parts.next().unwrap(), parts.next().unwrap()];
+    let lost: f64 = parts.next().unwrap().parse().unwrap();
+    let rates = |text: &str| -> Vec<StreamReading> {
+        let streams = std::iter::successors(Some(1), |count| Some(count * 2));
+        text.split(", ")
+            .zip(streams)
+            .map(|(mb, streams)| StreamReading {
+                streams,
+                window: ByteCount(0),
+                rate: Rate::from_bytes_per_second(mb.parse::<f64>().unwrap() * 1e6),
+                bytes: ByteCount(1_448_000_000),
+                retransmissions: (lost * 1e6) as u64,
+            })
+            .collect()
+    };
+    Measurement {
+        subject: Subject::Link(pair),
+        unix_ms: 0,
+        reading: Reading::Link(Box::new(LinkReading {
+            rtt: Rtt::of(vec![rtt]),
+            forward: rates(forward),
+            backward: rates(backward),
+            ..LinkReading::default()
+        })),
+    }
 }
 
 fn show(plan: &Plan) -> String {

@@ -7,6 +7,8 @@
 //! - an interface over which other ways carried no more either: its host can do no better;
 //! - else the links between switches, which only a way across tells of;
 //! - else, at one switch, the interfaces of both.
+//!
+//! Where a link between switches is the narrowest part and nearly carries what it promises, it counts with what it carried.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +19,8 @@ use crate::units::Rate;
 
 /// A way that carried this share of what its narrowest part promises is as it should be.
 const AS_PROMISED: f64 = 0.9;
+/// Nearer to its promise than this is the spread of measuring.
+const EXACTLY: f64 = 0.97;
 /// Rates that differ by less than this factor are the same.
 const SAME: f64 = 1.15;
 
@@ -68,7 +72,7 @@ pub(super) fn measured(topology: &Topology, links: &[(&Pair, &LinkReading)]) -> 
         let Some(promised) = promised.filter(|_| way.filled) else {
             continue;
         };
-        if way.rate >= promised.times(AS_PROMISED) {
+        if way.rate >= promised.times(EXACTLY) {
             continue;
         }
         // What other ways carried over an edge; none: nobody else passed it.
@@ -84,16 +88,21 @@ pub(super) fn measured(topology: &Topology, links: &[(&Pair, &LinkReading)]) -> 
         let of = |wanted: &dyn Fn(&EdgeId) -> bool| -> Vec<EdgeId> {
             way.edges.iter().filter(|edge| wanted(edge)).copied().collect()
         };
-        let blamed = [
-            of(&|edge| is_interface(edge) && no_more(edge)),
-            of(&|edge| !is_interface(edge) && (no_more(edge) || unknown(edge))),
-            of(&|edge| is_interface(edge) && unknown(edge)),
-        ];
-        for edge in blamed
-            .into_iter()
-            .find(|some| !some.is_empty())
-            .unwrap_or_default()
-        {
+        let blamed = if way.rate >= promised.times(AS_PROMISED) {
+            let is_narrowest = |edge: &EdgeId| cost::goodput(topology.capacity(*edge)) <= promised;
+            of(&|edge| is_narrowest(edge) && !is_interface(edge))
+        } else {
+            let suspects = [
+                of(&|edge| is_interface(edge) && no_more(edge)),
+                of(&|edge| !is_interface(edge) && (no_more(edge) || unknown(edge))),
+                of(&|edge| is_interface(edge) && unknown(edge)),
+            ];
+            suspects
+                .into_iter()
+                .find(|some| !some.is_empty())
+                .unwrap_or_default()
+        };
+        for edge in blamed {
             let best =
                 elsewhere(&edge).map_or(way.rate, |rate| if rate < way.rate { way.rate } else { rate });
             slow.entry(edge).or_insert(best);
@@ -128,7 +137,11 @@ mod tests {
 
     /// Names and MB/s of what is slower than promised, with the direction of links between switches.
     fn slow(measured_ways: &[(&str, &str, &[f64], &[f64])]) -> Vec<String> {
-        let topology = Topology::parse("t", FABRIC).unwrap();
+        slow_in(FABRIC, measured_ways)
+    }
+
+    fn slow_in(fabric: &str, measured_ways: &[(&str, &str, &[f64], &[f64])]) -> Vec<String> {
+        let topology = Topology::parse("t", fabric).unwrap();
         let links: Vec<(Pair, LinkReading)> = measured_ways
             .iter()
             .map(|(from, to, forward, backward)| {
@@ -165,6 +178,22 @@ mod tests {
         // More streams might have carried more.
         assert_eq!(slow(&[("a0", "a1", &[300.0, 600.0], FINE)]), [""; 0]);
         assert_eq!(slow(&[("a0", "a1", &[300.0], &[])]), [""; 0]);
+    }
+
+    #[test]
+    fn a_link_that_nearly_carries_its_promise_counts_with_what_it_carries() {
+        let narrow = FABRIC.replace("40 Gbit/s", "1 Gbit/s");
+        let across = ("a0", "b0", &[60.0, 110.0, 112.0][..], &[117.0, 117.4][..]);
+        assert_eq!(
+            slow_in(&narrow, &[across]),
+            ["link rack1-core there 112 MB/s", "link rack2-core back 112 MB/s"]
+        );
+        // Another way over one of them carried more.
+        let better = ("a1", "b1", &[116.0, 116.1][..], &[117.0, 117.4][..]);
+        assert_eq!(
+            slow_in(&narrow, &[across, better])[0],
+            "link rack1-core there 116 MB/s"
+        );
     }
 
     #[test]
