@@ -86,7 +86,10 @@ struct Work {
 impl Work {
     async fn run(&self) -> Result<LinkReading, TransferError> {
         let depth = self.probing.depth;
-        let (mut control, address) = self.reach().await?;
+        let (mut control, address) = match self.reach().await {
+            Ok(reached) => reached,
+            Err(error) => return Err(self.explained(error).await),
+        };
         let (rtt, mut back) = {
             let echoes = depth.echoes();
             blocking(move || {
@@ -167,6 +170,30 @@ impl Work {
         // Whoever uses these links next finds them rested.
         sleep(rest).await;
         Ok(reading)
+    }
+
+    /// Where a connection stands still because its large packets vanish, says that instead.
+    async fn explained(&self, error: TransferError) -> TransferError {
+        let stands_still = matches!(
+            error,
+            TransferError::Silent(_) | TransferError::Net(_) | TransferError::Io(_)
+        );
+        let Some(address) = self.probing.peer.addresses.first().filter(|_| stands_still) else {
+            return error;
+        };
+        let trace = self.trace(address.ip(), Duration::ZERO).await;
+        if !trace.swallows {
+            return error;
+        }
+        let peer = &self.probing.peer.node;
+        TransferError::Refused(Failure::new(
+            Code::Unreachable,
+            format!(
+                "packets of more than {} bytes vanish on the way to {peer}, and connections stand still: {error}",
+                trace.mtu
+            ),
+            "sysctl -w net.ipv4.tcp_mtu_probing=1 on both nodes, or mend the MTU on the way",
+        ))
     }
 
     /// The routers on the way, and the largest packet that passes. Nothing is known where that cannot be asked.
