@@ -403,6 +403,7 @@ pub(crate) mod samples {
                 fallbacks: (0..i.min(1)).map(|_| "n0".parse().unwrap()).collect(),
                 streams: 1,
                 streams_cap: 4,
+                streams_least: 1,
                 depth: i as u16 + 1,
                 rate: Rate::from_bytes_per_second(1.25e8),
                 finish: Duration::from_millis(8600 + 100 * i as u64),

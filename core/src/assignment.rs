@@ -99,8 +99,10 @@ pub struct Run {
 /// How many streams a hop gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamChoice {
-    /// By the RTT that the child meets and both hosts' window limits, up to the plan's cap.
+    /// By the RTT that the child meets and both hosts' window limits, within the plan's bounds.
     Auto {
+        /// At least so many: what loss or a measurement asks for.
+        least: u16,
         /// At most so many.
         cap: u16,
     },

@@ -146,6 +146,11 @@ impl<'m> Carry<'m> {
         exceeds
     }
 
+    /// Whether a measurement says how many carry how much.
+    pub(crate) fn is_measured(&self) -> bool {
+        !self.measured.is_empty()
+    }
+
     /// What so many carry together.
     pub(crate) fn rate(&self, streams: u16) -> Rate {
         let count = f64::from(streams);

@@ -330,6 +330,9 @@ pub struct Hop {
     pub streams: u16,
     /// With auto: the most that the child may choose.
     pub streams_cap: u16,
+    /// With auto: the fewest. 1, unless loss or a measurement says how many are needed, which the child cannot see in its
+    /// round trip.
+    pub streams_least: u16,
     /// Hops from the source.
     pub depth: u16,
     /// The steady rate expected on this hop.
@@ -450,6 +453,7 @@ pub fn plan_explained(
                 fallbacks,
                 streams: forecast.streams,
                 streams_cap: forecast.streams_cap,
+                streams_least: forecast.streams_least,
                 depth: forecast.depth,
                 rate: forecast.rate,
                 finish: forecast.finish,

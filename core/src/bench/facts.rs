@@ -285,6 +285,12 @@ mod tests {
         let hop = &planned.hops[0];
         // 8 carried 100 MB/s, and more were not tried: 12.5 MB/s each, for 117.7 less 3 %.
         assert_eq!((hop.streams, hop.streams_cap), (10, 64), "{hop:?}");
+        assert_eq!(
+            hop.streams_least, 10,
+            "the child sees neither loss nor measurements in its round trip"
+        );
+        let unmeasured = plan(&topology, &request(&["n4"]), &Facts::default()).unwrap();
+        assert_eq!(unmeasured.hops[0].streams_least, 1);
     }
 
     #[test]

@@ -104,9 +104,10 @@ impl Job {
             streams: match (self.spec.streams, hop) {
                 (Some(streams), _) => StreamChoice::Fixed(streams),
                 (None, Some(hop)) => StreamChoice::Auto {
+                    least: hop.streams_least.max(1),
                     cap: hop.streams_cap.max(1),
                 },
-                (None, None) => StreamChoice::Auto { cap: 1 },
+                (None, None) => StreamChoice::Auto { least: 1, cap: 1 },
             },
             wanted: hop
                 .map(|hop| hop.rate)

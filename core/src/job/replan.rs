@@ -260,6 +260,7 @@ impl Job {
             fallbacks: Vec::new(),
             streams: self.spec.streams.or(like.map(|hop| hop.streams)).unwrap_or(1),
             streams_cap: like.map_or(CAP, |hop| hop.streams_cap),
+            streams_least: 1,
             depth: 1,
             rate: plan
                 .hops

@@ -71,6 +71,7 @@ impl Cause {
 pub(crate) struct HopForecast {
     pub(super) streams: u16,
     pub(super) streams_cap: u16,
+    pub(super) streams_least: u16,
     pub(super) depth: u16,
     pub(super) rate: Rate,
     pub(super) cause: Cause,
@@ -98,6 +99,8 @@ struct Laid<'a> {
     /// What their streams carry.
     carry: Vec<Carry<'a>>,
     streams_cap: Vec<u16>,
+    /// Whether loss or a measurement says how many streams are needed.
+    told: Vec<bool>,
     rtt: Vec<Duration>,
     /// By edge number, then (under a send limit) one for each sending node.
     capacities: Vec<f64>,
@@ -151,6 +154,7 @@ fn lay_out<'a>(ground: &Ground<'a>, parents: &Parents) -> Laid<'a> {
         alone: Vec::with_capacity(hops),
         carry: Vec::with_capacity(hops),
         streams_cap: Vec::with_capacity(hops),
+        told: Vec::with_capacity(hops),
         rtt: Vec::with_capacity(hops),
         capacities: Vec::new(),
         users: Vec::new(),
@@ -165,6 +169,7 @@ fn lay_out<'a>(ground: &Ground<'a>, parents: &Parents) -> Laid<'a> {
         laid.rtt.push(hop.rtt);
         laid.carry.push(hop.carry);
         laid.streams_cap.push(hop.streams_cap);
+        laid.told.push(hop.told);
         laid.alone.push(hop.alone);
     }
 
@@ -213,6 +218,8 @@ pub(crate) struct LaidHop<'a> {
     /// What its streams carry.
     pub(crate) carry: Carry<'a>,
     pub(crate) streams_cap: u16,
+    /// Whether loss or a measurement says how many streams are needed.
+    pub(crate) told: bool,
     /// What the hop could carry if nobody else used its way, and what stops it then.
     pub(crate) alone: (Rate, Cause),
 }
@@ -251,6 +258,7 @@ pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> O
         crossings: route.switches.len().saturating_sub(1),
         edges: route.edges,
         rtt: path.rtt,
+        told: path.loss > 0.0 || carry.is_measured(),
         carry,
         streams_cap,
         alone,
@@ -362,6 +370,7 @@ fn time(
         hops[hop] = Some(HopForecast {
             streams,
             streams_cap,
+            streams_least: if laid.told[hop] { streams } else { 1 },
             depth: here.depth,
             rate,
             cause,
@@ -422,6 +431,7 @@ pub(crate) fn local_copy(ground: &Ground<'_>) -> HopForecast {
     HopForecast {
         streams: 1,
         streams_cap: 1,
+        streams_least: 1,
         depth: 1,
         rate,
         cause,

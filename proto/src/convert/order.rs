@@ -123,9 +123,9 @@ impl TryFrom<&v1::Final> for Final {
 
 impl From<&Run> for v1::Run {
     fn from(run: &Run) -> Self {
-        let (streams, streams_cap) = match run.streams {
-            StreamChoice::Auto { cap } => (0, cap),
-            StreamChoice::Fixed(streams) => (streams, streams),
+        let (streams, streams_least, streams_cap) = match run.streams {
+            StreamChoice::Auto { least, cap } => (0, least, cap),
+            StreamChoice::Fixed(streams) => (streams, streams, streams),
         };
         Self {
             key: run.key.0.to_vec(),
@@ -135,6 +135,7 @@ impl From<&Run> for v1::Run {
             target: run.target.as_ref().map(Into::into),
             parents: run.parents.iter().map(Into::into).collect(),
             streams: streams.into(),
+            streams_least: streams_least.into(),
             streams_cap: streams_cap.into(),
             children: run.children.iter().map(ToString::to_string).collect(),
             limit_bytes_per_second: limit_out(run.limit),
@@ -168,6 +169,7 @@ impl TryFrom<&v1::Run> for Run {
                 .collect::<Result<_, _>>()?,
             streams: match wire.streams {
                 0 => StreamChoice::Auto {
+                    least: streams16("run.streams_least", wire.streams_least)?.max(1),
                     cap: bounded("run.streams_cap", wire.streams_cap)?,
                 },
                 fixed => StreamChoice::Fixed(bounded("run.streams", fixed)?),

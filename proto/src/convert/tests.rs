@@ -64,7 +64,7 @@ fn run() -> Run {
             node: "n0".parse().unwrap(),
             addresses: vec!["[::1]:7701".parse().unwrap()],
         }],
-        streams: StreamChoice::Auto { cap: 8 },
+        streams: StreamChoice::Auto { least: 2, cap: 8 },
         wanted: Rate::from_bytes_per_second(1.25e9),
         children: vec!["n2".parse().unwrap()],
         limit: None,

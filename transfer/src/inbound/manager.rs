@@ -346,14 +346,15 @@ impl Manager {
         let missing = self.shared.store.layout().count() - self.shared.store.have().len();
         let wanted = match self.streams {
             StreamChoice::Fixed(count) => count,
-            StreamChoice::Auto { cap } => cost::streams(
+            StreamChoice::Auto { least, cap } => cost::streams(
                 wanted_rate(self.shared.wanted),
                 connected.rtt,
                 connected.welcome.windows,
                 self.shared.plane.windows(),
                 0.0,
                 cap,
-            ),
+            )
+            .max(least.min(cap)),
         };
         wanted
             .clamp(1, MAX_STREAMS)
@@ -364,7 +365,7 @@ impl Manager {
     fn room(&self) -> Option<Room> {
         let wanted = self.shared.wanted;
         match self.streams {
-            StreamChoice::Auto { cap } if wanted > Rate::ZERO && wanted < Rate::UNLIMITED => Some(Room {
+            StreamChoice::Auto { cap, .. } if wanted > Rate::ZERO && wanted < Rate::UNLIMITED => Some(Room {
                 cap: cap.min(MAX_STREAMS),
                 wanted,
             }),

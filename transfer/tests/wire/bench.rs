@@ -329,7 +329,7 @@ impl Bench {
             key: self.key.clone(),
             store: store.clone(),
             parents,
-            streams: StreamChoice::Auto { cap: 3 },
+            streams: StreamChoice::Auto { least: 1, cap: 3 },
             rank: (Epoch(1), PlanVersion(1)),
             wanted: Rate::from_bytes_per_second(wanted),
         };
