@@ -236,30 +236,29 @@ impl Common {
 
     /// Prints tables and keeps them.
     pub(crate) fn keep(&self, kind: &str, facts: &Facts, tables: &[Table]) -> Result<(), String> {
-        #[derive(Serialize)]
-        struct Results<'a> {
-            #[serde(flatten)]
-            facts: &'a Facts,
-            tables: &'a [Table],
-        }
-        let mut text = format!(
-            "{}\n\n`{}`; medians (min–max).\n",
-            facts.line(),
-            facts.command.join(" ")
-        );
-        for table in tables {
-            text.push_str(&format!("\n{table}"));
-        }
-        let path = save(
-            facts,
-            kind,
-            self.json.as_deref(),
-            &Results { facts, tables },
-            Some(&text),
-        )?;
-        let said = writeln!(io::stdout(), "{text}\nkept in {}", path.display());
-        said.map_err(|why| why.to_string())
+        keep(kind, facts, tables, self.json.as_deref())
     }
+}
+
+/// Prints tables and keeps them, in a new file of `lab/results` unless one is named.
+pub(crate) fn keep(kind: &str, facts: &Facts, tables: &[Table], path: Option<&Path>) -> Result<(), String> {
+    #[derive(Serialize)]
+    struct Results<'a> {
+        #[serde(flatten)]
+        facts: &'a Facts,
+        tables: &'a [Table],
+    }
+    let mut text = format!(
+        "{}\n\n`{}`; medians (min–max).\n",
+        facts.line(),
+        facts.command.join(" ")
+    );
+    for table in tables {
+        text.push_str(&format!("\n{table}"));
+    }
+    let path = save(facts, kind, path, &Results { facts, tables }, Some(&text))?;
+    let said = writeln!(io::stdout(), "{text}\nkept in {}", path.display());
+    said.map_err(|why| why.to_string())
 }
 
 /// The end of a push, which must have been good.

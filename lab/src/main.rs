@@ -10,6 +10,7 @@ mod compare;
 mod disk;
 mod foresight;
 mod long;
+mod loops;
 mod shapes;
 mod small;
 
@@ -63,6 +64,11 @@ enum What {
     Shapes(shapes::Shapes),
     /// Measure a target whose disk is slower than its link.
     Disk(disk::Disk),
+    /// Measure ways to move a stream's bytes: blocking threads, tokio, io_uring.
+    ///
+    /// Over loopback, from memory into a file, every chunk hashed as it comes; without stage's daemons, labs and root. Some 2
+    /// minutes. Build it with --release.
+    Loops(loops::Loops),
     /// All of compare, long, small, shapes and disk, one after another, as docs/performance.md shows them.
     ///
     /// Takes some 80 minutes on an idle machine, and 14 GiB of memory.
@@ -142,6 +148,7 @@ fn run(what: What) -> Result<ExitCode, String> {
         What::Long(long) => long::run(&long).map(|()| ExitCode::SUCCESS),
         What::Small(small) => small::run(&small).map(|()| ExitCode::SUCCESS),
         What::Shapes(shapes) => shapes::run(&shapes).map(|()| ExitCode::SUCCESS),
+        What::Loops(loops) => loops::run(&loops).map(|()| ExitCode::SUCCESS),
         What::Disk(disk) => disk::run(&disk).map(|()| ExitCode::SUCCESS),
         What::Bench(bench) => foresight::links::run(&bench).map(exit),
         What::Streams(streams) => foresight::streams::run(&streams).map(exit),
