@@ -170,6 +170,9 @@ pub struct Copy {
     pub sha256: Option<FileDigest>,
     /// The payload's root.
     pub root: RootDigest,
+    /// The root of what lies there: the payload's, but that of the tree where that came as a tar. What is the same has the
+    /// same, however it came.
+    pub content: RootDigest,
     /// Apparent size.
     pub bytes: ByteCount,
     /// When it was published: seconds since 1970.

@@ -138,6 +138,7 @@ impl Entry {
             },
             sha256: self.sha256,
             root: self.root(),
+            content: self.root,
             unpacked: self.tar.is_some(),
             place: self.shown_place(),
             bytes: self.size,

@@ -240,8 +240,10 @@ impl Contents {
             &copy.place
         };
         let contents = self.0.entry(place.clone()).or_default();
-        let holders = contents.entry(copy.root).or_default();
-        holders.sha256 = holders.sha256.or(copy.sha256);
+        let holders = contents.entry(copy.content).or_default();
+        // Of a tar that holds the tree the digest says nothing of another way in which the same came.
+        let sha256 = copy.sha256.filter(|_| !copy.unpacked);
+        holders.sha256 = holders.sha256.or(sha256);
         holders.nodes.insert(node.clone());
     }
 
@@ -489,6 +491,7 @@ mod tests {
             unpacked: false,
             sha256: Some(FileDigest([0x5a; 32])),
             root: RootDigest([0xc3; 32]),
+            content: RootDigest([0xc3; 32]),
             bytes: ByteCount(5 << 30),
             published: 1_700_000_000,
             job: JobId::from_bytes([0x11; 16]),
@@ -541,16 +544,21 @@ mod tests {
             on("n1", |_| ()),
             on("n2", |copy| copy.state = State::Changed),
             on("n3", |copy| {
-                copy.root = RootDigest([0xab; 32]);
+                copy.content = RootDigest([0xab; 32]);
                 copy.sha256 = None;
             }),
             on("n4", |copy| {
-                copy.root = RootDigest([0xcd; 32]);
+                copy.content = RootDigest([0xcd; 32]);
                 copy.state = State::Missing;
+            }),
+            // The same that came as a tar is the same.
+            on("n5", |copy| {
+                copy.unpacked = true;
+                copy.root = RootDigest([0xef; 32]);
             }),
             // The same name elsewhere is another.
             on("n1", |copy| {
-                copy.root = RootDigest([0xcd; 32]);
+                copy.content = RootDigest([0xcd; 32]);
                 copy.place = "scratch:old/genome.db".to_owned();
             }),
         ] {
@@ -558,11 +566,14 @@ mod tests {
         }
         let mut out = Vec::new();
         contents.show_mixed(&mut out).unwrap();
-        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @"mixed: scratch:genome.db is not the same everywhere: root abababababab on n3, 5a5a5a5a5a5a on n[1-2]");
+        insta::assert_snapshot!(String::from_utf8(out).unwrap(), @"mixed: scratch:genome.db is not the same everywhere: root abababababab on n3, 5a5a5a5a5a5a on n[1-2,5]");
         let mixed: Vec<_> = contents.mixed().map(|(place, of)| Mixed::of(place, of)).collect();
         let mixed = serde_json::to_value(&mixed).unwrap();
         assert_eq!(mixed[0]["place"], "scratch:genome.db");
-        assert_eq!(mixed[0]["contents"][1]["nodes"], serde_json::json!(["n1", "n2"]));
+        assert_eq!(
+            mixed[0]["contents"][1]["nodes"],
+            serde_json::json!(["n1", "n2", "n5"])
+        );
         assert_eq!(mixed[0]["contents"].as_array().unwrap().len(), 2);
     }
 

@@ -311,6 +311,19 @@ fn a_tar_through_a_pipe_becomes_a_tree() {
     }
     cluster.wait_clean();
     assert_eq!(listed(&cluster.run(&["verify", "--json"]).expect(0)), ok);
+    // Brought by a node that has it, it is the same, though it came as a tree.
+    let mut ensure = cluster.command(&["path", "--ensure", "refdb"]);
+    ensure.env("STAGE_AGENT_SOCKET", cluster.socket(0));
+    let ensured = Ran::of(ensure.output().unwrap());
+    assert_eq!(ensured.exit, 0, "{}", ensured.stderr);
+    cluster.wait_clean();
+    let ls = cluster.run(&["ls", "--json"]).expect(0);
+    assert_eq!(
+        (listed(&ls).len(), ls.last().get("mixed")),
+        (4, None),
+        "{}",
+        ls.stdout
+    );
     // The tar goes with the job.
     cluster.wait_for("no tar any more", || {
         (1..4).all(|node| {
@@ -320,8 +333,8 @@ fn a_tar_through_a_pipe_becomes_a_tree() {
                 .any(|name| name.starts_with(".stage-"))
         })
     });
-    cluster.run(&["rm", "refdb", "--from", "targets"]).expect(0);
-    for node in 1..4 {
+    cluster.run(&["rm", "refdb", "--from", "all"]).expect(0);
+    for node in 0..4 {
         assert!(cluster.listing(node).is_empty(), "{:?}", cluster.listing(node));
     }
 }

@@ -23,6 +23,7 @@ fn copy(job: JobId, sha256: Option<u8>) -> Copy {
         unpacked: false,
         sha256: sha256.map(|byte| FileDigest([byte; 32])),
         root: RootDigest([7; 32]),
+        content: RootDigest([7; 32]),
         bytes: ByteCount(3 << 20),
         published: 1_700_000_000,
         job,

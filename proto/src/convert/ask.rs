@@ -150,6 +150,7 @@ impl From<&Copy> for v1::StagedCopy {
             detail: copy.detail.clone(),
             place: copy.place.clone(),
             unpacked: copy.unpacked,
+            content: copy.content.0.to_vec(),
         }
     }
 }
@@ -157,7 +158,13 @@ impl From<&Copy> for v1::StagedCopy {
 impl TryFrom<&v1::StagedCopy> for Copy {
     type Error = WireError;
     fn try_from(wire: &v1::StagedCopy) -> Result<Self, WireError> {
+        let content = if wire.content.is_empty() {
+            &wire.root
+        } else {
+            &wire.content
+        };
         Ok(Self {
+            content: RootDigest(array("copy.content", content)?),
             path: wire.path.clone(),
             kind: parse("copy.kind", &wire.kind)?,
             sha256: file_digest("copy.sha256", &wire.sha256)?,

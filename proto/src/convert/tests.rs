@@ -329,6 +329,7 @@ fn questions_and_answers_survive_the_wire() {
         unpacked: true,
         sha256: Some(FileDigest([8; 32])),
         root: RootDigest([9; 32]),
+        content: RootDigest([10; 32]),
         bytes: ByteCount(77),
         published: 1_700_000_000,
         job: JobId::from_random([1; 16]),
