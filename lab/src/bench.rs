@@ -238,10 +238,27 @@ impl Common {
     pub(crate) fn keep(&self, kind: &str, facts: &Facts, tables: &[Table]) -> Result<(), String> {
         keep(kind, facts, tables, self.json.as_deref())
     }
+
+    /// Keeps tables that are not whole yet, in the place where the whole ones will be.
+    pub(crate) fn keep_so_far(&self, kind: &str, facts: &Facts, tables: &[Table]) -> Result<(), String> {
+        write(kind, facts, tables, self.json.as_deref()).map(drop)
+    }
 }
 
 /// Prints tables and keeps them, in a new file of `lab/results` unless one is named.
 pub(crate) fn keep(kind: &str, facts: &Facts, tables: &[Table], path: Option<&Path>) -> Result<(), String> {
+    let (text, path) = write(kind, facts, tables, path)?;
+    let said = writeln!(io::stdout(), "{text}\nkept in {}", path.display());
+    said.map_err(|why| why.to_string())
+}
+
+/// The tables' text, and where it is.
+fn write(
+    kind: &str,
+    facts: &Facts,
+    tables: &[Table],
+    path: Option<&Path>,
+) -> Result<(String, PathBuf), String> {
     #[derive(Serialize)]
     struct Results<'a> {
         #[serde(flatten)]
@@ -257,8 +274,7 @@ pub(crate) fn keep(kind: &str, facts: &Facts, tables: &[Table], path: Option<&Pa
         text.push_str(&format!("\n{table}"));
     }
     let path = save(facts, kind, path, &Results { facts, tables }, Some(&text))?;
-    let said = writeln!(io::stdout(), "{text}\nkept in {}", path.display());
-    said.map_err(|why| why.to_string())
+    Ok((text, path))
 }
 
 /// The end of a push, which must have been good.

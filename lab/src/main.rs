@@ -93,7 +93,7 @@ enum What {
     Forecasts(foresight::forecasts::Forecasts),
     /// Make ten bottlenecks on purpose and see whether the push or `stage bench` names them.
     ///
-    /// Some 6 minutes. Needs FUSE and control groups.
+    /// Some 6 minutes, 8 with --both. Needs FUSE and control groups.
     Bottlenecks(foresight::bottlenecks::Bottlenecks),
     /// Hold the shape that stage chooses against the better of star and chain, for 1 to 16 targets.
     ///

@@ -67,6 +67,8 @@ pub(crate) fn run(auto: &Auto) -> Result<bool, String> {
     let mut right = true;
     for targets in &auto.targets {
         right &= measure(auto, &stage, *targets, &mut table).map_err(|why| why.to_string())?;
+        auto.common
+            .keep_so_far("auto", &facts, std::slice::from_ref(&table))?;
     }
     auto.common.keep("auto", &facts, &[table])?;
     Ok(right)

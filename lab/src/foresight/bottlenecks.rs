@@ -31,6 +31,9 @@ pub(crate) struct Bottlenecks {
     /// Ask pushes alone, not `stage bench`: some 2 minutes.
     #[arg(long)]
     pushes_only: bool,
+    /// Ask `stage bench` also where the push has named it: some 8 minutes.
+    #[arg(long, conflicts_with = "pushes_only")]
+    both: bool,
     /// Let `stage bench` measure little: one pair at each switch only, so that not every node's interface is seen.
     #[arg(long, conflicts_with = "pushes_only")]
     quick: bool,
@@ -63,6 +66,8 @@ pub(crate) fn run(bottlenecks: &Bottlenecks) -> Result<bool, String> {
         tried += 1;
         let said = said(bottlenecks, &stage, case);
         named += usize::from(tell(&mut table, case, &said));
+        let so_far = std::slice::from_ref(&table);
+        bottlenecks.common.keep_so_far("bottlenecks", &facts, so_far)?;
     }
     let right = named * ASKED.1 >= ASKED.0 * tried;
     table.add(
@@ -155,7 +160,9 @@ fn hear(bottlenecks: &Bottlenecks, stage: &Path, case: &Case, said: &mut Said) -
     }
     // First: a plan that knows what bench has found makes way for it.
     push(&cluster, word(&file), case, said)?;
-    if !bottlenecks.pushes_only {
+    // Its measurements take longer than all else: it need not say again what is said.
+    let is_named = found(&said.push, case.push).is_some();
+    if bottlenecks.both || !bottlenecks.pushes_only && !is_named {
         let depth: &[&str] = if bottlenecks.quick { &["--quick"] } else { &[] };
         let answer = measure(&cluster, depth)?;
         let remarks = answer

@@ -92,14 +92,17 @@ fn table(forecasts: &Forecasts, stage: &Path) -> Result<(Table, bool), LabError>
         .filter(|case| super::is_wanted(&forecasts.only, case.0))
         .collect();
     let mut runs: Vec<Vec<Pushed>> = cases.iter().map(|_| Vec::new()).collect();
-    for _ in 0..forecasts.rounds {
+    let mut trouble = None;
+    'rounds: for _ in 0..forecasts.rounds {
         for (case, runs) in cases.iter().zip(&mut runs) {
-            let (_, mebibytes, to, words) = **case;
-            let size = ByteCount((mebibytes << 20) / forecasts.divide);
-            let file = random_file(&lab, "head", "payload", size)?;
-            let pushed = good(cluster.push(&[&[word(&file), "--to", to], words].concat(), PUSH)?)?;
-            remove(&copies(&pushed));
-            runs.push(pushed);
+            match push(&lab, &cluster, case, forecasts.divide) {
+                Ok(pushed) => runs.push(pushed),
+                // What was measured until now counts.
+                Err(why) => {
+                    trouble = Some(format!("{}: {why}", case.0));
+                    break 'rounds;
+                }
+            }
         }
     }
     let mut table = Table::new(
@@ -153,5 +156,18 @@ fn table(forecasts: &Forecasts, stage: &Path) -> Result<(Table, bool), LabError>
                 .collect(),
         );
     }
+    if let Some(trouble) = trouble {
+        right = false;
+        table.add(vec![trouble], json!({}));
+    }
     Ok((table, right))
+}
+
+fn push(lab: &Lab, cluster: &Cluster<'_>, case: &Case, divide: u64) -> Result<Pushed, LabError> {
+    let (_, mebibytes, to, words) = *case;
+    let size = ByteCount((mebibytes << 20) / divide);
+    let file = random_file(lab, "head", "payload", size)?;
+    let pushed = good(cluster.push(&[&[word(&file), "--to", to], words].concat(), PUSH)?)?;
+    remove(&copies(&pushed));
+    Ok(pushed)
 }

@@ -1,7 +1,7 @@
 //! `stage-lab bench`: what `stage bench` measures, held against ping, iperf3, a disk of set rate and fio.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -79,13 +79,22 @@ fn tables(bench: &Bench, stage: &Path, real: &Path) -> Result<(Vec<Table>, bool)
     let mut right = true;
     if super::is_wanted(&bench.only, "links") {
         let all = measure(&cluster, depth)?;
-        right &= links(&lab, &topology, &all, &mut tables)?;
         tables.push(whole(&all));
+        right &= part("links", links(&lab, &topology, &all, &mut tables));
     }
     if super::is_wanted(&bench.only, "disks") {
-        right &= disks(bench, &cluster, depth, real, &mut tables)?;
+        right &= part("disks", disks(bench, &cluster, depth, real, &mut tables));
     }
     Ok((tables, right))
+}
+
+/// Trouble with one part does not take away what the others have measured.
+fn part(name: &str, right: Result<bool, LabError>) -> bool {
+    right.unwrap_or_else(|why| {
+        // Where standard error is gone too, the exit code is all that is left to say.
+        drop(writeln!(io::stderr(), "{name}: {why}"));
+        false
+    })
 }
 
 /// One line for the whole call.
@@ -136,6 +145,18 @@ fn links(lab: &Lab, topology: &Topology, all: &Pushed, tables: &mut Vec<Table>) 
             "as asked",
         ],
     );
+    let right = each_link(lab, topology, all, &mut trips, &mut rates);
+    tables.extend([trips, rates]);
+    right
+}
+
+fn each_link(
+    lab: &Lab,
+    topology: &Topology,
+    all: &Pushed,
+    trips: &mut Table,
+    rates: &mut Table,
+) -> Result<bool, LabError> {
     let mut right = true;
     let measured = all.events.iter().filter(|event| event.kind() == "link");
     for link in measured.map(|event| &event.value) {
@@ -201,7 +222,6 @@ fn links(lab: &Lab, topology: &Topology, all: &Pushed, tables: &mut Vec<Table>) 
             );
         }
     }
-    tables.extend([trips, rates]);
     Ok(right)
 }
 

@@ -226,7 +226,7 @@ fn lossy_link() -> String {
     two_switches(1, 1, "capacity = \"500 Mbit/s\"\nrtt = \"15 ms\"\nloss = 0.01")
 }
 
-/// `n1` behind a link of its own, which a lab carries itself, and so can make half duplex.
+/// `n1` behind a link of its own, as fast as its interface: the lab carries that itself, and so can make it half duplex.
 fn own_switch() -> String {
     r#"[cluster]
 name = "lab"
@@ -252,7 +252,7 @@ nic = "500 Mbit/s"
 name = "n1"
 address = "10.78.0.2"
 attach = "own"
-nic = "500 Mbit/s"
+nic = "200 Mbit/s"
 
 [[node]]
 name = "n2"
