@@ -27,6 +27,8 @@ const WINDOW: f64 = 0.3;
 const BOTH_WAYS: f64 = 0.75;
 /// Rates that differ by no more than this are the same.
 const ALIKE: f64 = 1.05;
+/// The slower way is at least this share of the faster one there.
+const BALANCED: f64 = 0.5;
 /// Of so many hops it is looked up who else uses a link.
 const HOPS: usize = 2000;
 
@@ -388,7 +390,13 @@ impl<'a> Judge<'a> {
                 return None;
             }
             let rate = |hop: &usize| self.seen.hops[*hop].rate.bytes_per_second();
-            let sum = rate(&into) + out.iter().map(rate).sum::<f64>();
+            let (received, sent) = (rate(&into), out.iter().map(rate).sum::<f64>());
+            // Who relays sends as fast as it receives, once it is its interface that holds both. One that got all of it long
+            // before it could send it on is only slow at sending.
+            if received.min(sent) < BALANCED * received.max(sent) {
+                return None;
+            }
+            let sum = received + sent;
             let nic = self
                 .topology
                 .node(node)?

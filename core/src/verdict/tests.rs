@@ -267,6 +267,9 @@ fn half_duplex_is_seen_at_a_relay() {
         starved("n2", "n3", 584.0),
     ]));
     assert_eq!(judged.limit, Limit::HalfDuplex(name("n1")));
+    // Nor is a relay that received fast and then sends slowly, though the sum of both is what an interface has.
+    let judged = verdict(&seen(vec![both("head", "n1", 900.0), both("n1", "n2", 200.0)]));
+    assert_eq!(judged.limit, Limit::Network);
     // The same rates where the relay's parent has nothing more are no such thing.
     let judged = verdict(&seen(vec![starved("head", "n1", 590.0), both("n1", "n2", 585.0)]));
     assert_eq!(judged.limit, Limit::Network);
