@@ -25,6 +25,8 @@ const ENOUGH: Duration = Duration::from_millis(100);
 const WINDOW: f64 = 0.3;
 /// Both ways together carry at least this share of what an interface has for each way, where it has only one for both.
 const BOTH_WAYS: f64 = 0.75;
+/// Threads that are at work so much of their time are held back by nothing else.
+const BUSY: f64 = 0.75;
 /// Rates that differ by no more than this are the same.
 const ALIKE: f64 = 1.05;
 /// The slower way is at least this share of the faster one there.
@@ -167,10 +169,16 @@ struct Judge<'a> {
     of_child: BTreeMap<&'a NodeName, usize>,
 }
 
-/// The largest of some times.
-fn largest<T: Copy>(times: &[(Duration, T)]) -> Option<T> {
-    let (time, what) = times.iter().copied().max_by_key(|(time, _)| *time)?;
-    (!time.is_zero()).then_some(what)
+/// What threads wait for most; their processor, if they hardly wait at all.
+fn main_of<T: Copy>(waits: &[(Duration, T)], (cpu, processor): (Duration, T)) -> Option<T> {
+    let (most, what) = waits.iter().copied().max_by_key(|(time, _)| *time)?;
+    let waited = waits
+        .iter()
+        .fold(Duration::ZERO, |sum, (time, _)| sum.saturating_add(*time));
+    if share(cpu, waited.saturating_add(cpu)) >= BUSY {
+        return Some(processor);
+    }
+    (!most.is_zero()).then_some(what)
 }
 
 /// A round trip, as people speak of it.
@@ -264,11 +272,10 @@ impl<'a> Judge<'a> {
         let hop = &self.seen.hops[at];
         let here = |limit| Some(Stop::Here(limit));
         let receiving = &hop.receiving;
-        match largest(&[
-            (receiving.upstream, Of::Upstream),
-            (receiving.disk, Of::Disk),
+        match main_of(
+            &[(receiving.upstream, Of::Upstream), (receiving.disk, Of::Disk)],
             (receiving.cpu, Of::Processor),
-        ])? {
+        )? {
             Of::Disk => return here(Limit::DiskWrite(hop.child.clone())),
             Of::Processor => return here(Limit::Processor(hop.child.clone())),
             _ => {}
@@ -276,13 +283,13 @@ impl<'a> Judge<'a> {
         let Some(sending) = &hop.sending else {
             return here(self.network(at, &Sending::default()));
         };
-        match largest(&[
+        let waits = [
             (sending.idle, Of::Idle),
             (sending.network, Of::Network),
             (sending.disk, Of::Disk),
             (sending.limit, Of::Limit),
-            (sending.cpu, Of::Processor),
-        ])? {
+        ];
+        match main_of(&waits, (sending.cpu, Of::Processor))? {
             Of::Disk => here(if hop.parent == self.seen.source && !self.seen.piped {
                 Limit::SourceRead(hop.parent.clone())
             } else {
@@ -300,21 +307,19 @@ impl<'a> Judge<'a> {
     fn source(&self) -> Option<Limit> {
         let (seen, node) = (self.seen, self.seen.source.clone());
         let reading = &seen.reading;
-        Some(
-            match largest(&[
-                (reading.disk, Of::Disk),
-                (reading.limit, Of::Limit),
-                (reading.cpu, Of::Processor),
-                (reading.idle, Of::Idle),
-            ])? {
-                Of::Disk if seen.piped => Limit::Pipe(node),
-                Of::Disk => Limit::SourceRead(node),
-                Of::Limit => Limit::SourceLimit(node),
-                Of::Processor => Limit::Processor(node),
-                // It would read more, and those below would take more: too short a time to say.
-                _ => return None,
-            },
-        )
+        let waits = [
+            (reading.disk, Of::Disk),
+            (reading.limit, Of::Limit),
+            (reading.idle, Of::Idle),
+        ];
+        match main_of(&waits, (reading.cpu, Of::Processor))? {
+            Of::Disk if seen.piped => Some(Limit::Pipe(node)),
+            Of::Disk => Some(Limit::SourceRead(node)),
+            Of::Limit => Some(Limit::SourceLimit(node)),
+            Of::Processor => Some(Limit::Processor(node)),
+            // It would read more, and those below would take more: too short a time to say.
+            _ => None,
+        }
     }
 
     /// What is wrong with the network of a hop.

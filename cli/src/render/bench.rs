@@ -174,7 +174,11 @@ impl Benching {
                     writeln!(out)?;
                 }
                 for remark in remarks {
-                    let mark = if kind == "verdict" { "" } else { "! " };
+                    let mark = if matches!(kind, "verdict" | "taught") {
+                        ""
+                    } else {
+                        "! "
+                    };
                     writeln!(out, "{mark}{}", remark.text)?;
                 }
             }

@@ -179,9 +179,19 @@ fn a_busy_processor() {
         "n1",
         300.0,
         receiving(70, 10, 20),
-        sending(5, 25, 0, 0, 70),
+        sending(5, 15, 0, 0, 80),
     )]));
     assert_eq!(judged.limit, Limit::Processor(name("head")));
+    // One that has much to do, and waits all the same, is not the limit.
+    let mut push = seen(vec![hop(
+        "head",
+        "n1",
+        100.0,
+        receiving(40, 5, 55),
+        sending(45, 5, 0, 0, 50),
+    )]);
+    push.reading = reading(5, 40, 0, 55);
+    assert_eq!(verdict(&push).limit, Limit::SourceLimit(name("head")));
 }
 
 #[test]
