@@ -7,8 +7,8 @@ use std::sync::Arc;
 use stage_core::ask::{Question, Said};
 use stage_core::assignment::Peer;
 use stage_core::bench::{
-    Cover, Depth, HostReport, Keep, LinkProbe, Measurement, Pair, Reading, Side, Subject, keeps, pairs,
-    rounds, route, together, too_busy, verdict,
+    Cover, Depth, HostReport, Keep, LinkProbe, Measurement, Pair, Reading, Side, Subject, capacity, keeps,
+    pairs, rounds, route, together, too_busy, verdict,
 };
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{JobId, JobKey, NodeName, SwitchName};
@@ -403,7 +403,8 @@ impl Conductor {
             let taught = self.command(|reply| Command::Taught { reply }).await?;
             remarks.extend(taught.into_iter().map(|text| ("taught", text)));
         }
-        let flags = verdict::flags(&self.topology, &flagged);
+        let mut flags = verdict::flags(&self.topology, &flagged);
+        flags.extend(capacity::flags(&self.topology, &flagged));
         remarks.extend(flags.into_iter().map(|text| ("flag", text)));
         // Of one kind together, each in the order of what it is about.
         let order = |kind: &str| {

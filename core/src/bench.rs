@@ -3,7 +3,7 @@
 //! Pure, as all here: agents measure, the coordinator decides whom to ask ([`pairs`], [`rounds`]), remembers, and says
 //! what follows ([`verdict`], [`facts`], [`crate::doctor`]).
 
-mod capacity;
+pub mod capacity;
 pub mod facts;
 mod pairs;
 pub mod route;

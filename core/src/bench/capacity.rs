@@ -12,7 +12,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{LinkReading, Pair};
+use super::verdict::History;
+use super::{LinkReading, Pair, Reading, Subject};
 use crate::cost;
 use crate::topology::{EdgeId, End, Topology};
 use crate::units::Rate;
@@ -111,10 +112,47 @@ pub(super) fn measured(topology: &Topology, links: &[(&Pair, &LinkReading)]) -> 
     slow
 }
 
+/// What is well below its promise, one line each, by the newest readings.
+pub fn flags(topology: &Topology, history: &History) -> Vec<String> {
+    let links: Vec<(&Pair, &LinkReading)> = history
+        .iter()
+        .filter_map(|(subject, readings)| match (subject, &readings.last()?.reading) {
+            (Subject::Link(pair), Reading::Link(link)) => Some((pair, &**link)),
+            _ => None,
+        })
+        .collect();
+    let name = |end: End<'_>| match end {
+        End::Switch(switch) => switch.to_string(),
+        End::Node { node, .. } => node.name.to_string(),
+    };
+    let ends: Vec<_> = topology
+        .links()
+        .map(|link| (name(link.from), name(link.to)))
+        .collect();
+    measured(topology, &links)
+        .into_iter()
+        .filter_map(|(edge, rate)| {
+            let wire = topology.capacity(edge);
+            let share = rate.bytes_per_second() / cost::goodput(wire).bytes_per_second();
+            let (from, to) = &ends[edge.0 as usize / 2];
+            let (from, to) = if edge.0 % 2 == 0 { (from, to) } else { (to, from) };
+            (share < AS_PROMISED).then(|| {
+                format!(
+                    "the {} carries {} from {from} to {to}, {:.0} % of what it should ({})",
+                    topology.edge_name(edge),
+                    rate.in_bytes(),
+                    share * 100.0,
+                    wire.in_bits()
+                )
+            })
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::StreamReading;
+    use crate::bench::{Measurement, StreamReading};
     use crate::units::ByteCount;
 
     const FABRIC: &str = "[cluster]\nname = \"c\"\n[[switch]]\nname = \"rack[1-2]\"\n[[switch]]\nname = \"core\"\n\
@@ -207,6 +245,33 @@ mod tests {
         );
         // Even where nothing else is known of the hosts.
         assert_eq!(slow(&[across]), found);
+    }
+
+    #[test]
+    fn what_is_far_below_its_promise_is_said() {
+        let topology = Topology::parse("t", FABRIC).unwrap();
+        let pair = Pair {
+            from: "a0".parse().unwrap(),
+            to: "b0".parse().unwrap(),
+        };
+        let reading = LinkReading {
+            forward: rates(FINE),
+            backward: rates(&[118.0, 118.2]),
+            ..LinkReading::default()
+        };
+        let measurement = Measurement {
+            subject: Subject::Link(pair.clone()),
+            unix_ms: 1,
+            reading: Reading::Link(Box::new(reading)),
+        };
+        let history = History::from([(Subject::Link(pair), vec![measurement])]);
+        assert_eq!(
+            flags(&topology, &history),
+            [
+                "the link rack1-core carries 118 MB/s from core to rack1, 3 % of what it should (40.0 Gbit/s)",
+                "the link rack2-core carries 118 MB/s from rack2 to core, 3 % of what it should (40.0 Gbit/s)"
+            ]
+        );
     }
 
     #[test]
