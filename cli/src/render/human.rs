@@ -493,6 +493,27 @@ mod tests {
     }
 
     #[test]
+    fn what_limits_a_push_is_said_while_it_matters() {
+        let says = |job: &Job| {
+            let mut out = Vec::new();
+            end(&mut out, job).unwrap();
+            String::from_utf8(out)
+                .unwrap()
+                .contains("limited by n1: its disk writes 20.0 MB/s\n")
+        };
+        let verdict = Some("n1: its disk writes 20.0 MB/s".to_owned());
+        let mut running = job(vec![receiving("n1", "n0", 5)]);
+        assert!(!says(&running), "nobody knows");
+        running.verdict.clone_from(&verdict);
+        assert!(says(&running));
+        let mut over = finished(vec![published("n1", "n0")]);
+        over.verdict = verdict;
+        assert!(!says(&over), "95 % of the best plan's time is as good as it gets");
+        over.elapsed *= 2;
+        assert!(says(&over));
+    }
+
+    #[test]
     fn a_plan_alone_shows_its_hops() {
         insta::assert_snapshot!(shown(&[Event::Planned { job: None, plan: plan(&["n1", "n2"]) }]), @"
         plan: chain from n0 to 2 nodes, depth 2; forecast 8.90 s, no plan could beat 8.60 s
