@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use stage_core::failure::{Code, Failure};
+use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
 
 use crate::journal;
@@ -188,7 +188,7 @@ fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, F
             Some(_) => crate::fault::of_std(e, "laying out the tar", &site.shown),
             None => Failure::new(
                 Code::SourceKind,
-                format!("the payload cannot be unpacked: {e}"),
+                format!("the payload cannot be unpacked: {}", quoting(&e.to_string())),
                 "push a tar, also packed by gzip or zstd, or leave out --unpack",
             )
             .at(site.shown.clone()),
@@ -219,4 +219,10 @@ fn opened<'r>(input: &'r mut BufReader<InOrder>) -> io::Result<Box<dyn Read + 'r
     } else {
         Box::new(input)
     })
+}
+
+/// An error's text fit for a terminal: it may quote what could not be read. Paths in it are so already, and stay.
+fn quoting(text: &str) -> String {
+    let parts: Vec<String> = text.split('\\').map(|part| show_path(part.as_bytes())).collect();
+    parts.join("\\")
 }

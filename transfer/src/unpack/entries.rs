@@ -3,6 +3,7 @@
 //! A tar may name any path and any link. So each name is taken apart here, its directories are opened without following
 //! any link, and only files, directories and links are made; of modes, only permissions.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
@@ -51,20 +52,69 @@ impl Above {
     }
 }
 
+/// What may stand before an entry: names, pax headers and lists of holes, all of which come to lie in memory.
+const HEAD: u64 = 16 << 20;
+
+/// How a tar is read.
+#[derive(Default)]
+struct Watch {
+    /// How many bytes may still be read, where that is limited.
+    room: Cell<Option<u64>>,
+    /// All of it was read and more was wanted. A tar that has the mark of its end never comes to that.
+    over: Cell<bool>,
+}
+
+struct Watched<'r> {
+    tar: &'r mut dyn Read,
+    watch: &'r Watch,
+}
+
+impl Read for Watched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.tar.read(buffer)?;
+        if got == 0 && !buffer.is_empty() {
+            self.watch.over.set(true);
+        }
+        if let Some(room) = self.watch.room.get() {
+            let left = room.checked_sub(got as u64).ok_or_else(|| {
+                io::Error::other("a name or another header in it is longer than any should be")
+            })?;
+            self.watch.room.set(Some(left));
+        }
+        Ok(got)
+    }
+}
+
 /// Lays out a tar below `dir`. Gives the name of the one directory that holds all of it, if there is one.
 ///
 /// # Errors
 /// The disk's; or what the tar holds cannot be laid out.
 pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) -> io::Result<Option<Vec<u8>>> {
-    let mut archive = Archive::new(tar);
+    let watch = Watch::default();
+    let mut archive = Archive::new(Watched { tar, watch: &watch });
     let mut dirs: Vec<Dress> = Vec::new();
     let mut above_all = Above::default();
     let mut tops: Vec<Vec<u8>> = Vec::new();
     let mut any = false;
-    for entry in archive.entries()? {
+    let mut entries = archive.entries()?;
+    loop {
+        watch.room.set(Some(HEAD));
+        let Some(entry) = entries.next() else { break };
+        watch.room.set(None);
         let mut entry = entry?;
-        any = true;
         let kind = entry.header().entry_type();
+        // What a tar says of itself, such as the commit that `git archive` made it from.
+        if kind == EntryType::XGlobalHeader {
+            io::copy(&mut entry, &mut io::sink())?;
+            continue;
+        }
+        any = true;
+        if is_pax_sparse(&mut entry)? {
+            return Err(refused(
+                "it holds a sparse file in the form of pax, which is not read (tar --format=gnu makes another)",
+                &entry.path_bytes(),
+            ));
+        }
         let path = plain(&entry.path_bytes())?;
         let mode = Mode::from_raw_mode(entry.header().mode()? & 0o777);
         let times = times(&mut entry)?;
@@ -120,13 +170,16 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) ->
                     return Err(refused("a hard link leads nowhere", &entry.path_bytes()));
                 };
                 let other = reach(dir, above)?;
-                rustix::fs::linkat(
-                    &other,
-                    first.as_slice(),
-                    &parent,
-                    name.as_slice(),
-                    AtFlags::empty(),
-                )?;
+                let (first, name) = (first.as_slice(), name.as_slice());
+                match rustix::fs::linkat(&other, first, &parent, name, AtFlags::empty()) {
+                    Err(Errno::NOENT) => {
+                        return Err(refused(
+                            "a hard link is to what does not come before it",
+                            &entry.path_bytes(),
+                        ));
+                    }
+                    other => other?,
+                }
             }
             _ => {
                 return Err(refused(
@@ -135,9 +188,16 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) ->
                 ));
             }
         }
+        // Some tars repeat a file's bytes with its hard links.
+        io::copy(&mut entry, &mut io::sink())?;
     }
     if !any {
         return Err(io::Error::other("it holds nothing, or is no tar"));
+    }
+    if watch.over.get() {
+        return Err(io::Error::other(
+            "it ends without the mark of its end, as if who wrote it had died",
+        ));
     }
     dirs.extend(above_all.unnamed(&dirs));
     // From within, since what is made in a directory changes its time.
@@ -221,6 +281,15 @@ fn make_room(parent: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
         Err(Errno::NOENT) => Ok(()),
         other => other,
     }
+}
+
+/// Whether it is a file whose holes are told by pax headers: what is in the tar in its place is not what is in the file.
+fn is_pax_sparse<R: Read>(entry: &mut tar::Entry<'_, R>) -> io::Result<bool> {
+    Ok(entry.pax_extensions()?.is_some_and(|extensions| {
+        extensions
+            .flatten()
+            .any(|extension| extension.key_bytes().starts_with(b"GNU.sparse."))
+    }))
 }
 
 /// The modification time, to the nanosecond where the tar tells it.

@@ -153,6 +153,27 @@ fn what_no_tree_can_hold_is_refused_and_nothing_is_left() {
         }),
         tar(&|tar| add(tar, entry(EntryType::Char, "null", 0o644, 0), "", b"")),
         b"this is no tar at all".repeat(100),
+        b"\x1b[31mnor is \\ this\n".repeat(100),
+        // Cut off between two entries.
+        tar(&|tar| file(tar, "a"))[..1024].to_vec(),
+        tar(&|tar| add(tar, entry(EntryType::Link, "a", 0o644, 0), "later", b"")),
+        // A file with holes, as pax has them.
+        tar(&|tar| {
+            let told = [("GNU.sparse.major", b"1".as_slice()), ("GNU.sparse.minor", b"0")];
+            tar.append_pax_extensions(told).unwrap();
+            file(tar, "GNUSparseFile.1/a");
+        }),
+        // A name that no memory should hold.
+        tar(&|tar| {
+            let name = vec![b'n'; 17 << 20];
+            add(
+                tar,
+                entry(EntryType::GNULongName, "long", 0, name.len() as u64),
+                "",
+                &name,
+            );
+            file(tar, "a");
+        }),
         good()[..CHUNK as usize / 2].to_vec(),
     ];
     for bytes in cases {
@@ -163,10 +184,33 @@ fn what_no_tree_can_hold_is_refused_and_nothing_is_left() {
             panic!("nothing of this may be published")
         };
         assert_eq!(failure.code, Code::SourceKind, "{failure}");
+        assert!(!failure.message.chars().any(char::is_control), "{failure}");
         target.discard().unwrap();
         assert_eq!(Bench::names(&bench.root), [""; 0]);
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     }
+}
+
+#[test]
+fn what_a_tar_says_of_itself_is_no_part_of_the_tree() {
+    let mut tar = Builder::new(Vec::new());
+    let comment = b"26 comment=0123456789abcd\n";
+    let global = entry(
+        EntryType::XGlobalHeader,
+        "pax_global_header",
+        0,
+        comment.len() as u64,
+    );
+    add(&mut tar, global, "", comment);
+    let mut bytes = tar.into_inner().unwrap();
+    // Without the mark of its end.
+    bytes.truncate(bytes.len() - 1024);
+    bytes.extend(good());
+    let bench = bench(bytes);
+    let target = begun(&bench);
+    bench.receive_rest(&target);
+    target.publish(&bench.fin()).unwrap();
+    assert_laid_out(&bench.file());
 }
 
 /// Another push to where the first one went.
