@@ -92,7 +92,13 @@ impl Index {
         }
         let (file, now) = match open(roots, &entry) {
             Found::There(file, now) => (file, now),
-            Found::Else(State::Missing, _) => return absent(),
+            Found::Else(State::Missing, _) => {
+                // Somebody removed the name by hand, who saw no more than that of a tree.
+                if let Some(site) = site_of(roots, &entry)? {
+                    remove_generation(&self.state, &site, &entry, entry.key.ino)?;
+                }
+                return absent();
+            }
             Found::Else(_, why) => {
                 return refuse(
                     Code::WrongKind,

@@ -387,6 +387,15 @@ fn a_tree_is_removed_whole() {
 }
 
 #[test]
+fn a_tree_whose_name_somebody_removed_takes_no_room_once_it_is_removed() {
+    let node = Node::new();
+    node.publish();
+    fs::remove_file(node.root.join("refdb")).unwrap();
+    assert!(!node.remove("refdb", false).unwrap().was_there);
+    assert_eq!(node.names(), ["three"], "its generation went too");
+}
+
+#[test]
 fn those_before_it_go_with_it_and_without_it() {
     let mut node = Node::new();
     node.publish();
