@@ -207,6 +207,12 @@ fn a_bad_flag_is_an_error_for_scripts_too() {
 }
 
 #[test]
+fn an_empty_name_is_none_that_was_left_out() {
+    let done = stage(&["push", "a.db", "--as", "", "--to", "all"]).code(2);
+    assert!(stderr(&done).contains("\"\" names no file"), "{}", stderr(&done));
+}
+
+#[test]
 fn without_a_coordinator_the_command_says_what_is_missing() {
     let done = stage(&["push", "a.db", "--to", "all"]).code(2);
     assert!(stderr(&done).contains("STAGE_COORDINATOR"));

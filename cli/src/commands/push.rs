@@ -35,6 +35,13 @@ pub(crate) async fn run(push: Push, connection: &Connection) -> Result<u8, Error
         return Box::pin(stream::run(&push, form, connection)).await;
     }
     let paths = source::paths(&push.paths)?;
+    if push.name.as_deref().is_some_and(OsStr::is_empty) {
+        // As a script says it whose variable is not set.
+        return Err(Error::usage(
+            "\"\" names no file",
+            "what --as says is the payload's name on every node; leave it out for the last part of the path",
+        ));
+    }
     if push.name.is_some() && paths.len() > 1 {
         return Err(Error::usage(
             format!("--as is one name, and there are {} paths", paths.len()),
