@@ -65,18 +65,6 @@ impl Index {
         let refuse = |code, why: &str, hint: &str| {
             Err(Failure::new(code, format!("{shown} {why}"), hint).at(shown.clone()))
         };
-        let Some(entry) = entry else {
-            let job = JobId::from_bytes([0; 16]);
-            return match Site::new(Arc::new(held), &removal.name, UnitKind::File, job, 0).look()? {
-                Seen::Absent => absent(),
-                _ => refuse(
-                    Code::Exists,
-                    "was not published by stage",
-                    "remove it by other means if it is not wanted",
-                ),
-            };
-        };
-        drop(held);
         let busy = jobs
             .iter()
             .find(|record| record.phase < Phase::Published && is_open(record.job));
@@ -90,6 +78,18 @@ impl Index {
                 ),
             );
         }
+        let Some(entry) = entry else {
+            let job = JobId::from_bytes([0; 16]);
+            return match Site::new(Arc::new(held), &removal.name, UnitKind::File, job, 0).look()? {
+                Seen::Absent => absent(),
+                _ => refuse(
+                    Code::Exists,
+                    "was not published by stage",
+                    "remove it by other means if it is not wanted",
+                ),
+            };
+        };
+        drop(held);
         let (file, now) = match open(roots, &entry) {
             Found::There(file, now) => (file, now),
             Found::Else(State::Missing, _) => {

@@ -372,6 +372,19 @@ fn a_copy_that_is_gone_already_leaves_the_index() {
 }
 
 #[test]
+fn what_is_about_to_come_is_not_called_gone() {
+    let bench = Bench::new(7);
+    let target = bench.ready();
+    target.begin().unwrap();
+    let index = Index::open(&bench.state);
+    let failure = remove(&bench, &index, &removal(&bench)).unwrap_err();
+    assert_eq!(failure.code, Code::Exists, "{failure}");
+    assert!(failure.message.contains("is being written by job"), "{failure}");
+    target.discard().unwrap();
+    assert!(!remove(&bench, &index, &removal(&bench)).unwrap().was_there);
+}
+
+#[test]
 fn nothing_else_is_removed() {
     let bench = Bench::new(2 * CHUNK);
     let index = publish(&bench);
