@@ -23,6 +23,7 @@ use stage_core::failure::Failure;
 use stage_core::id::{HopId, JobId, JobKey, NodeName};
 use stage_core::units::Rate;
 use stage_core::waits::{self, MAX_CHILDREN, Reading, Sending};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::beat::Pulse;
@@ -175,6 +176,11 @@ impl Served {
 
     pub(crate) fn beat(&self) -> Beat {
         self.pulse.now()
+    }
+
+    /// Sees each new beat.
+    pub(crate) fn beats(&self) -> watch::Receiver<()> {
+        self.pulse.watch()
     }
 
     /// Finds a place for a child, which replaces an older hop of the same child.

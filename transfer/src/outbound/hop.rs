@@ -336,6 +336,7 @@ impl Hop {
     ) -> Result<(), TransferError> {
         let mut second = interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut beats = served.beats();
         let mut said_leaving = false;
         let mut before = Sending::default();
         loop {
@@ -354,6 +355,7 @@ impl Hop {
                     before = now;
                     pushed
                 }
+                Ok(()) = beats.changed() => ToChild::Beat(served.beat()),
                 () = self.offers.notified() => {
                     self.offer(served, &mut write).await?;
                     continue;

@@ -97,6 +97,37 @@ async fn a_chain_of_four_without_tls() {
     chain(&Bench::insecure(40 * CHUNK + 1)).await;
 }
 
+/// The last come first, so that each hop's own clock is just ahead of the one above it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_long_chain_hears_of_the_source_at_once() {
+    let bench = Bench::insecure(10 * CHUNK);
+    let nodes: Vec<Node> = (0..11).map(|n| bench.node(&format!("n{n}"))).collect();
+    let targets: Vec<_> = nodes[1..].iter().map(|node| bench.target(node)).collect();
+    let mut receiving = Vec::new();
+    let mut serving = Vec::new();
+    for (at, target) in targets.iter().enumerate().rev() {
+        serving.push(bench.serve(&nodes[at + 1], target, &[&format!("n{}", at + 2)]));
+        if at + 1 < targets.len() {
+            let parents = vec![nodes[at + 1].peer()];
+            let hop = bench.receive(&nodes[at + 2], targets[at + 1].store(), parents, 1);
+            until("the hop", || hop.inbound.counters().parent.is_some()).await;
+            receiving.push(hop);
+        }
+    }
+    // For longer than a node waits for its parent's count.
+    let slow = Some(Rate::from_bytes_per_second(1.2e6));
+    let mut source = bench.source_at(&nodes[0], &["n1"], slow, None).await;
+    receiving.push(bench.receive(&nodes[1], targets[0].store(), vec![nodes[0].peer()], 1));
+    for (receiving, parent) in receiving.iter_mut().zip((0..10).rev()) {
+        assert_eq!(receiving.parents().await, [format!("n{parent}")]);
+    }
+    let fin = source.fin().await;
+    for target in targets {
+        bench.published(target, fin.clone()).await;
+    }
+    source.source.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn budgets_of_two_chunks_are_enough() {
     let bench = Bench::insecure(24 * CHUNK);
