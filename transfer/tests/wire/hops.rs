@@ -108,7 +108,7 @@ async fn the_end_of_a_long_chain_hears_of_the_source_at_once() {
     for (at, target) in targets.iter().enumerate().rev() {
         serving.push(bench.serve(&nodes[at + 1], target, &[&format!("n{}", at + 2)]));
         if at + 1 < targets.len() {
-            let parents = vec![nodes[at + 1].peer()];
+            let parents = vec![nodes[at + 1].peer(), nodes[at].peer()];
             let hop = bench.receive(&nodes[at + 2], targets[at + 1].store(), parents, 1);
             until("the hop", || hop.inbound.counters().parent.is_some()).await;
             receiving.push(hop);
