@@ -151,10 +151,11 @@ that lead in a circle or nowhere.
 GLOBs are about what directories hold, not about PATHs. * and ? stay within a
 name, ** spans directories, [ab] and {a,b} are choices, \\ takes the next
 character as it is. A GLOB without / is held against each name, one with / against
-the path below PATH (/x: right below it); x/ is a directory only. What --exclude
-matches is left out, a directory with all it holds. With --include only what one
-of them matches is sent, a directory with all it holds, and the directories on
-the way to it; --exclude goes before --include.
+the path below PATH, without PATH's own name (a/x of refdb/a/x; /x and ./x: right
+below PATH); x/ is a directory only. What --exclude matches is left out, a
+directory with all it holds. With --include only what one of them matches is sent,
+a directory with all it holds, and the directories on the way to it; --exclude
+goes before --include.
 
 --expect of one file takes the line of its name. Of a directory each line must
 name a file of the push (by its path below PATH, or with PATH's name first); what

@@ -1,7 +1,7 @@
 //! Which entries of a directory are sent: `--include` and `--exclude`.
 //!
 //! A pattern without a slash is held against the name of each entry, one with a slash against the path below the unit;
-//! a slash at its begin ties it to the unit's top, one at its end to directories. `*` and `?` stay within a name, `**`
+//! a slash at its begin (or `./`) ties it to the unit's top, one at its end to directories. `*` and `?` stay within a name, `**`
 //! spans directories. What an exclude matches is left out, a directory with all it holds. Where there are includes, only
 //! what one of them matches is sent, a directory with all it holds, and the directories on the way to it.
 
@@ -106,12 +106,16 @@ impl Patterns {
                 Some(rest) => (rest, true),
                 None => (text.as_str(), false),
             };
-            let pattern = match pattern.strip_prefix('/') {
+            let from_the_top = match pattern.strip_prefix("./") {
+                Some(rest) => Some(rest.trim_start_matches("./")),
+                None => pattern.strip_prefix('/'),
+            };
+            let pattern = match from_the_top {
                 Some(anchored) => anchored.to_owned(),
                 None if pattern.contains('/') => pattern.to_owned(),
                 None => format!("**/{pattern}"),
             };
-            if pattern.is_empty() || pattern == "**/" {
+            if matches!(pattern.as_str(), "" | "." | "**/" | "**/." | "**/..") {
                 return Err(refused(text, &"it names nothing"));
             }
             let glob = GlobBuilder::new(&pattern)
@@ -180,6 +184,10 @@ mod tests {
         assert!(out("**/a/*.fa", b"b/a/x.fa", false));
         assert!(out("/x", b"x", false));
         assert!(!out("/x", b"a/x", false));
+        assert!(out("./x", b"x", false), "as tab completion writes it");
+        assert!(!out("./x", b"a/x", false));
+        assert!(out("././a/*.fa", b"a/x.fa", false));
+        assert!(out("./old/", b"old", true) && !out("./old/", b"old", false));
         assert!(out("old/", b"a/old", true));
         assert!(!out("old/", b"a/old", false));
         assert!(out("{x,y}.[fg]a", b"y.ga", false));
@@ -211,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_no_pattern_is_refused() {
-        for bad in ["[", "a{b", "", "/", "//"] {
+        for bad in ["[", "a{b", "", "/", "//", ".", "./", "././", ".."] {
             let failure = globs(&[], &[bad]).unwrap_err();
             assert_eq!(failure.code, Code::Usage, "{bad}");
             assert!(failure.message.contains("--exclude"), "{failure}");
