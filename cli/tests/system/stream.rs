@@ -209,16 +209,21 @@ fn an_agent_that_dies_takes_its_pipes_along() {
 fn what_cannot_be_is_said_before_anything_is_read() {
     let cluster = Cluster::start(2);
     let refused = |more: &[&str], exit: i32, code: &str| {
-        let ran = Ran::of(command(&cluster, more).output().unwrap()).expect(exit);
+        let mut command = command(&cluster, more);
+        let ran = Ran::of(command.stdin(Stdio::piped()).output().unwrap()).expect(exit);
         assert_eq!(ran.last()["code"], code, "{}", ran.last());
     };
+    // The tests' commands have /dev/null for an input, as has one whose input is closed.
+    let nothing = command(&cluster, &["--to", "n1", "--as", "x"]).output().unwrap();
+    let ran = Ran::of(nothing).expect(2);
+    assert!(ran.stderr.contains("closed or /dev/null"), "{}", ran.stderr);
     refused(&["--to", "n1"], 2, "usage");
     refused(&["--to", "n1", "--as", "a/b"], 2, "usage");
     refused(&["--to", "nobody", "--as", "x"], 2, "unknown_target");
     refused(&["--to", "n1", "--as", "x", "--from", "n1"], 2, "usage");
     let mut without = command(&cluster, &["--to", "n1", "--as", "x"]);
     without.env("STAGE_AGENT_SOCKET", Path::new("/nonexistent/agent.sock"));
-    let ran = Ran::of(without.output().unwrap()).expect(4);
+    let ran = Ran::of(without.stdin(Stdio::piped()).output().unwrap()).expect(4);
     assert_eq!(ran.last()["code"], "no_agent");
     assert!(
         cluster.run(&["status", "--json"]).events.is_empty(),

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io::{IsTerminal as _, stdin};
 use std::path::Path;
 
-use rustix::fs::Mode;
+use rustix::fs::{FileType, Mode};
 use rustix::process::umask;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::JobId;
@@ -31,7 +31,7 @@ pub(super) fn is_meant(push: &Push) -> bool {
 /// # Errors
 /// Every end that is not `finished`.
 pub(super) async fn run(push: &Push, form: Form, connection: &Connection) -> Result<u8, Error> {
-    let name = check(push, stdin().is_terminal())?;
+    let name = check(push, Input::look())?;
     let named = Named {
         path: Path::new("-"),
         name: Some(name),
@@ -91,8 +91,34 @@ fn is_lost(error: &Error) -> bool {
     matches!(error, Error::Failure(failure) if failure.code == Code::NoCoordinator)
 }
 
+/// What the standard input is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Input {
+    /// Something that may be sent.
+    Open,
+    Terminal,
+    /// `/dev/null`, which the language's runtime puts in the place of a standard input that is closed.
+    Null,
+}
+
+impl Input {
+    fn look() -> Self {
+        let is_null = |stat: rustix::fs::Stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && stat.st_rdev == rustix::fs::makedev(1, 3)
+        };
+        if stdin().is_terminal() {
+            Self::Terminal
+        } else if rustix::fs::fstat(stdin()).is_ok_and(is_null) {
+            Self::Null
+        } else {
+            Self::Open
+        }
+    }
+}
+
 /// Refuses what cannot be; gives the name.
-fn check(push: &Push, terminal: bool) -> Result<&OsStr, Error> {
+fn check(push: &Push, input: Input) -> Result<&OsStr, Error> {
     let Some(name) = push.name.as_deref() else {
         let hint = match push.unpack {
             true => "give the directory that it holds one with --as NAME",
@@ -107,7 +133,13 @@ fn check(push: &Push, terminal: bool) -> Result<&OsStr, Error> {
             "leave the flag out, or write the pipe into a file and push that",
         ));
     }
-    if terminal {
+    if input == Input::Null {
+        return Err(Error::usage(
+            "the standard input is closed or /dev/null",
+            "pipe something into it; an empty file is pushed by its path",
+        ));
+    }
+    if input == Input::Terminal {
         return Err(Failure::new(
             Code::SourceKind,
             "the standard input is a terminal",
@@ -141,16 +173,20 @@ mod tests {
 
     #[test]
     fn a_pipe_needs_a_name_and_somebody_who_stays() {
-        let exit = |line: &str, terminal| {
-            check(&push(line), terminal)
+        let exit = |line: &str, input| {
+            check(&push(line), input)
                 .map(OsStr::to_owned)
                 .map_err(|e| e.exit())
         };
-        assert_eq!(exit("stage push - --to all", false), Err(2));
-        assert_eq!(exit("stage push - --as x --to all --detach", false), Err(2));
-        assert_eq!(exit("stage push - --as x --to all --dry-run", false), Err(2));
-        assert_eq!(exit("stage push - --as x --to all", true), Err(4));
-        assert_eq!(exit("stage push - --as x --to all", false), Ok("x".into()));
+        assert_eq!(exit("stage push - --to all", Input::Open), Err(2));
+        assert_eq!(exit("stage push - --as x --to all --detach", Input::Open), Err(2));
+        assert_eq!(
+            exit("stage push - --as x --to all --dry-run", Input::Open),
+            Err(2)
+        );
+        assert_eq!(exit("stage push - --as x --to all", Input::Terminal), Err(4));
+        assert_eq!(exit("stage push - --as x --to all", Input::Null), Err(2));
+        assert_eq!(exit("stage push - --as x --to all", Input::Open), Ok("x".into()));
         assert!(is_meant(&push("stage push - --to all")));
         assert!(!is_meant(&push("stage push ./- --to all")));
         assert!(!is_meant(&push("stage push - b --to all")));
