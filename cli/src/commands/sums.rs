@@ -37,6 +37,8 @@ pub(crate) fn read(list: &Path, only: Option<&Path>) -> Result<Vec<Expectation>,
 }
 
 fn lines(text: &[u8]) -> impl Iterator<Item = Expectation> {
+    // Editors of other systems put a mark of the encoding before it.
+    let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
     text.split(|byte| *byte == b'\n')
         .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
         .filter_map(entry)
@@ -172,6 +174,7 @@ mod tests {
         for text in [
             format!("{A}  genome.db\n"),
             format!("{A} *genome.db\r\n"),
+            format!("\u{feff}{A}  genome.db\r\n"),
             format!("{B}  other.db\n{A}  ./sub/genome.db\n"),
             format!("SHA256 (genome.db) = {A}\n"),
             format!("{B}  x/genome.db\n{A}  /data/genome.db\n"),
@@ -215,7 +218,7 @@ mod tests {
     fn of_directories_every_line_counts_once() {
         let md5 = &A[..32];
         let text = format!(
-            "# a remark\n{md5}  db/a\n{A}  db/a\n{md5}  db/a\n{B} *./db/b\n\nSHA256 (c) = {A}\n\\{A}  two\\nlines\n"
+            "\u{feff}# a remark\n{md5}  db/a\n{A}  db/a\n{md5}  db/a\n{B} *./db/b\n\nSHA256 (c) = {A}\n\\{A}  two\\nlines\n"
         );
         let all = of_all(text.as_bytes()).unwrap();
         let paths: Vec<_> = all.iter().map(|line| line.path.as_slice()).collect();
