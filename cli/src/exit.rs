@@ -57,6 +57,7 @@ pub(crate) fn of(code: Code) -> u8 {
         | Code::Drained
         | Code::RootUnusable
         | Code::OutsideRoot
+        | Code::NameTooLong
         | Code::NoSpace
         | Code::Quota
         | Code::ReadOnly

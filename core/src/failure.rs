@@ -41,7 +41,9 @@ pub enum Code {
     RootUnusable,
     /// The destination lies outside every root, or its name is not allowed.
     OutsideRoot,
-    /// Too little space.
+    /// A name is longer than the file system takes.
+    NameTooLong,
+    /// Too little space, or too few inodes.
     NoSpace,
     /// Over quota.
     Quota,
@@ -108,6 +110,7 @@ impl Code {
             Self::Drained => "drained",
             Self::RootUnusable => "root_unusable",
             Self::OutsideRoot => "outside_root",
+            Self::NameTooLong => "name_too_long",
             Self::NoSpace => "no_space",
             Self::Quota => "quota",
             Self::ReadOnly => "read_only",
@@ -135,7 +138,7 @@ impl Code {
     }
 
     /// Every code, for conversions and tests.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::Usage,
         Self::UnknownTarget,
         Self::NoSource,
@@ -151,6 +154,7 @@ impl Code {
         Self::Drained,
         Self::RootUnusable,
         Self::OutsideRoot,
+        Self::NameTooLong,
         Self::NoSpace,
         Self::Quota,
         Self::ReadOnly,

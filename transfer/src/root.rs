@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use stage_core::assignment::Place;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::RootName;
+use stage_core::manifest::MAX_NAME;
 use stage_core::units::ByteCount;
 
 use crate::fault;
@@ -284,7 +285,10 @@ pub(crate) fn check_component(part: &[u8]) -> Result<(), Failure> {
     let shown = show_path(part);
     let refuse = |why: &str| {
         Err(Failure::new(
-            Code::OutsideRoot,
+            match part.len() {
+                ..=MAX_NAME => Code::OutsideRoot,
+                _ => Code::NameTooLong,
+            },
             format!("{shown:?} {why}").replace("\\\\", "\\"),
             "choose another name or directory",
         )
@@ -293,7 +297,7 @@ pub(crate) fn check_component(part: &[u8]) -> Result<(), Failure> {
     match part {
         b"" => refuse("is no name"),
         b"." | b".." => refuse("would lead out of its place: only plain names are allowed"),
-        _ if part.len() > 255 => refuse("is longer than 255 bytes"),
+        _ if part.len() > MAX_NAME => refuse("is longer than 255 bytes"),
         _ if part.contains(&b'/') => refuse("is more than one name"),
         _ if part.contains(&0) => refuse("contains a NUL byte"),
         _ if part == b".stage" || part.starts_with(b".stage-") => {

@@ -34,7 +34,7 @@ use std::time::{Duration, SystemTime};
 use stage_core::assignment::{Cache, Final, IfExists, TargetSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex, ChunkSet};
 use stage_core::digest::ChunkHash;
-use stage_core::failure::{Code, Failure};
+use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
 use stage_core::manifest::MAX_NAME;
 use stage_core::payload::{Payload, UnitKind};
@@ -101,12 +101,17 @@ pub fn prepare(
     layout_of(payload)?;
     for unit in &payload.units {
         check_component(&unit.name)?;
-        if unit.kind == UnitKind::Tree && unit.name.len() + MARK > MAX_NAME {
+        if (unit.kind == UnitKind::Tree || spec.unpack) && unit.name.len() + MARK > MAX_NAME {
             return Err(Failure::new(
-                Code::OutsideRoot,
-                format!("the name of a directory is longer than {} bytes", MAX_NAME - MARK),
-                "push it under another name (--as): its generations have the name and a mark",
-            ));
+                Code::NameTooLong,
+                format!(
+                    "the name of the directory has {} bytes, and {} are the most",
+                    unit.name.len(),
+                    MAX_NAME - MARK
+                ),
+                "push it under a shorter name (--as): its generations have the name and a mark",
+            )
+            .at(show_path(&unit.name)));
         }
     }
     if payload.has_double_names() {

@@ -209,7 +209,7 @@ fn names_that_leave_no_room_for_a_mark_are_refused() {
     let name = "n".repeat(240);
     tree.dir(&name, 0o755);
     let bench = Bench::new(tree);
-    assert_eq!(bench.unfit().code, Code::OutsideRoot);
+    assert_eq!(bench.unfit().code, Code::NameTooLong);
     bench.assert_no_trace();
     assert!(!bench.dir().exists());
 }
