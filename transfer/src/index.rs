@@ -290,6 +290,12 @@ impl Index {
         }
     }
 
+    /// The generation that is entered for an absolute path, and its directory's inode.
+    pub(crate) fn generation_at(&self, path: &[u8]) -> Option<(Vec<u8>, u64)> {
+        let entry = self.find(path)?;
+        Some((entry.generation?, entry.key.ino))
+    }
+
     /// Enters a copy that was just published; what was published at its path before is forgotten.
     pub(crate) fn note(&self, note: Note<'_>) -> Result<(), Failure> {
         let place = self.place(&note.path);

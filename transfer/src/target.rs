@@ -488,6 +488,7 @@ impl Target {
                 continue;
             };
             let fail = |e| site.fault(e, "looking at the copy");
+            self.remember(site, index)?;
             index.note(Note {
                 place: site.held.place(),
                 name: &site.name,
@@ -510,6 +511,26 @@ impl Target {
         Ok(())
     }
 
+    /// Whose name was removed by hand, and that this copy took the place of, is written down for removal: the index is about
+    /// to forget it, and nobody else knows of it.
+    fn remember(&self, site: &Site, index: &Index) -> Result<(), Failure> {
+        let path = [site.held.path().as_slice(), &site.name].join(&b'/');
+        let Some((generation, inode)) = index.generation_at(&path) else {
+            return Ok(());
+        };
+        let fail = |e| site.fault(e, "looking at the old generation");
+        let is_left = site.generation_now().map_err(fail)? != Some(generation.clone())
+            && site
+                .inode_of_generation(&generation)
+                .is_some_and(|now| now.1 == inode)
+            && !retired::is_noted(&self.state, site, &generation)
+            && !site.is_named_otherwise(&generation).map_err(fail)?;
+        if is_left {
+            retired::note(&self.state, site, &generation, inode, self.copy().keep, self.job)?;
+        }
+        Ok(())
+    }
+
     /// Enters what a tar held, as the tree that it is; people know it by the tar's digests.
     fn note_unpacked(
         &self,
@@ -519,7 +540,12 @@ impl Target {
         fin: &Final,
     ) -> Result<(), Failure> {
         let fail = |e| site.fault(e, "looking at the copy");
-        let dir = site.open_final_dir().map_err(fail)?;
+        // Its own mode may keep the agent out by now.
+        let dir = match (site.open_final_dir(), unpacking.take_shut()) {
+            (Err(Errno::ACCESS), Some(dir)) => dir,
+            (dir, _) => dir.map_err(fail)?,
+        };
+        self.remember(site, index)?;
         let known = unpacking.known(&dir)?;
         index.note(Note {
             place: site.held.place(),

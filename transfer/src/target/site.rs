@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, readlinkat};
 use rustix::io::Errno;
 use stage_core::digest::RootDigest;
 use stage_core::failure::{Code, Failure, show_path};
@@ -130,7 +130,7 @@ impl Site {
 
     /// The name of the generation that the final name leads to, if it leads to one of ours.
     pub(crate) fn generation_now(&self) -> rustix::io::Result<Option<Vec<u8>>> {
-        let text = match rustix::fs::readlinkat(self.held.fd(), self.name.as_slice(), Vec::new()) {
+        let text = match readlinkat(self.held.fd(), self.name.as_slice(), Vec::new()) {
             Ok(text) => text,
             Err(Errno::INVAL | Errno::NOENT) => return Ok(None),
             Err(e) => return Err(e),
@@ -360,6 +360,29 @@ impl Site {
         // One of a lower number may have gone since, so all are looked at while this costs nothing.
         self.generation_names(root)
             .find(|name| self.inode_of_generation(name) == Some(inode))
+    }
+
+    /// Whether another name beside the final one leads to a generation: somebody renamed or copied the link, and means to
+    /// keep it.
+    pub(super) fn is_named_otherwise(&self, generation: &[u8]) -> rustix::io::Result<bool> {
+        let text = link_to(generation);
+        let dir = rustix::fs::openat(
+            self.held.fd(),
+            ".",
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        for entry in Dir::read_from(&dir)? {
+            let entry = entry?;
+            let may_be_one = matches!(entry.file_type(), FileType::Symlink | FileType::Unknown);
+            if may_be_one
+                && readlinkat(&dir, entry.file_name(), Vec::new())
+                    .is_ok_and(|leads| leads.as_bytes() == text.as_slice())
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Device and inode of a generation's directory.

@@ -423,6 +423,39 @@ fn those_before_it_go_with_it_and_without_it() {
     assert_eq!(node.names(), ["three"]);
 }
 
+/// The name is a link, which somebody removes by hand, and pushes anew.
+#[test]
+fn what_lost_its_name_by_hand_goes_once_the_name_is_pushed_again() {
+    let sweep = |node: &Node, hours: u64| {
+        let time = Duration::from_secs(hours * 3600 + 5);
+        let swept = retired::sweep(&node.roots, &node.state, SystemTime::now() + time);
+        swept.removed.len()
+    };
+    for other_name in [false, true] {
+        let mut node = Node::new();
+        node.publish();
+        let name = node.root.join("refdb");
+        let before = node.root.join(fs::read_link(&name).unwrap());
+        if other_name {
+            fs::rename(&name, node.root.join("kept")).unwrap();
+        } else {
+            fs::remove_file(&name).unwrap();
+        }
+        node.job = JobId::from_random([8; 16]);
+        node.bytes[4][3] ^= 1;
+        node.publish();
+        assert_eq!(sweep(&node, 0), 0, "it stays as long as one that is replaced");
+        assert!(before.exists());
+        assert_eq!(sweep(&node, 24), usize::from(!other_name));
+        assert_eq!(
+            before.exists(),
+            other_name,
+            "a link that somebody renamed is meant to be kept"
+        );
+        node.assert_states(State::Ok, State::Ok);
+    }
+}
+
 #[test]
 fn a_directory_that_was_there_before_is_not_ours() {
     let node = Node::new();
