@@ -269,6 +269,12 @@ pub(crate) fn free_space(fd: BorrowedFd<'_>) -> rustix::io::Result<ByteCount> {
     Ok(ByteCount(stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
 
+/// How many files and directories may still be made where this descriptor lies; `None` where the file system sets no number.
+pub(crate) fn free_inodes(fd: BorrowedFd<'_>) -> rustix::io::Result<Option<u64>> {
+    let stat = rustix::fs::fstatvfs(fd)?;
+    Ok((stat.f_files > 0).then_some(stat.f_favail))
+}
+
 /// Splits a directory below a root; empty components are skipped.
 fn components(dir: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
     dir.split(|b| *b == b'/')

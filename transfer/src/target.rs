@@ -370,6 +370,13 @@ impl Preparing<'_> {
             .allocated
             .0
             .saturating_sub(sum(Site::held_by_partial));
+        if !has_old {
+            // Hard links among them need none, but nobody knows yet which are.
+            let beside: u64 = self.sites.iter().map(|site| site.inodes_beside()).sum();
+            let there: u64 = self.sites.iter().map(|site| site.inodes_of_partial()).sum();
+            let entries = u64::from(self.payload.entries).saturating_sub(there);
+            lay::check_inodes(&self.sites[0], entries + beside)?;
+        }
         match self.promise(most) {
             // It may share all of the old copy at the best: what even then is too much need not be sent to be refused.
             Err(failure) if has_old && failure.code == Code::NoSpace => {

@@ -12,6 +12,7 @@ use stage_core::chunk::{ChunkIndex, ChunkSet, Layout, Part};
 use stage_core::digest::{ChunkDigest, ChunkHash};
 use stage_core::failure::Failure;
 use stage_core::id::JobId;
+use stage_core::manifest::Kind;
 use stage_core::payload::{Payload, UnitKind};
 use stage_core::units::ByteCount;
 
@@ -24,6 +25,7 @@ use super::space::{Promise, Spaces};
 use super::tree::Tree;
 use crate::fault;
 use crate::journal::{self, FileState, Lies, Phase, Record, Table};
+use crate::root::free_inodes;
 use crate::store::map::{Map, is_dense};
 use crate::store::{digest_by, layout_of};
 
@@ -61,6 +63,24 @@ pub(super) fn promise(
         Ok(Ok(promise)) => Ok(promise),
         Ok(Err(short)) => Err(reserve::no_space(site, payload.data, ByteCount(need), short)),
         Err(e) => Err(site.fault(e, "asking for free space")),
+    }
+}
+
+/// Whether by its looks the old copy is the unit, so that nothing need be made.
+fn twins_suffice(unit: &Unit, laid: &Laid, map: &Map) -> bool {
+    unit.same
+        && unit.range.clone().all(|index| {
+            let file = map.entry(index).data_len() > 0 || unit.site.kind == UnitKind::File;
+            !file || laid.is_twin(index)
+        })
+}
+
+/// Whether so many files and directories can still be made where a unit lies. Other jobs may want some of them too.
+pub(super) fn check_inodes(site: &Site, needs: u64) -> Result<(), Failure> {
+    match free_inodes(site.held.fd()) {
+        Ok(Some(free)) if needs > free => Err(reserve::no_inodes(site, Some((needs, free)))),
+        Ok(_) => Ok(()),
+        Err(e) => Err(site.fault(e, "asking for free inodes")),
     }
 }
 
@@ -320,11 +340,21 @@ impl Laying {
         let mut promised = copy.promise.lock().unwrap_or_else(PoisonError::into_inner);
         // What was promised for the whole before its parts were known.
         *promised = Promise::default();
-        if self.payload.is_stream() {
-            return Ok(());
+        let mut need: u64 = self.beside.0;
+        let mut inodes: u64 = 0;
+        let made = |unit: &&Unit| !unit.placed && !twins_suffice(unit, laid, map);
+        for unit in laid.units.iter().filter(made) {
+            let new = unit.range.clone().filter(|index| {
+                let shared = matches!(map.entry(*index).kind, Kind::HardLink { .. }) || laid.is_twin(*index);
+                !shared
+            });
+            let beside = unit.site.inodes_beside();
+            inodes += (new.count() as u64).saturating_sub(unit.site.inodes_of_partial()) + beside;
         }
-        let mut need: u64 = 0;
-        for unit in laid.units.iter().filter(|unit| !unit.placed) {
+        check_inodes(&copy.sites[0], inodes)?;
+        // Of a stream nobody knows what it needs.
+        let units = laid.units.iter().filter(|_| !self.payload.is_stream());
+        for unit in units.filter(|unit| !unit.placed) {
             let mut of_unit: u64 = 0;
             for index in unit.range.clone().filter(|index| !laid.is_twin(*index)) {
                 of_unit = of_unit.saturating_add(stage_core::payload::allocated_by(map.entry(index)));
@@ -345,22 +375,10 @@ impl Laying {
         taken: Option<Partial>,
         map: &Map,
     ) -> Result<(), Failure> {
-        let twins_suffice = unit.same
-            && unit.range.clone().all(|index| {
-                let file = map.entry(index).data_len() > 0 || unit.site.kind == UnitKind::File;
-                !file || laid.is_twin(index)
-            });
         let partial = match taken {
             Some(partial) => partial,
-            None if twins_suffice => return Ok(()),
-            None => {
-                let promise = copy
-                    .promise
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .clone();
-                unit.create(map, &promise)?
-            }
+            None if twins_suffice(unit, laid, map) => return Ok(()),
+            None => unit.create(map, &copy.promise())?,
         };
         unit.partial
             .set(partial)

@@ -10,6 +10,7 @@ use stage_core::digest::RootDigest;
 use stage_core::failure::{Code, Failure};
 use stage_core::manifest::Entry;
 use stage_core::payload::UnitKind;
+use stage_core::units::ByteCount;
 
 use super::copy::{Copy, Partial, Unit};
 use super::intent::Intent;
@@ -343,6 +344,12 @@ impl Target {
                 return match tree.finish(map, unit.range.clone(), share) {
                     Ok(()) => Ok(()),
                     Err((Errno::STALE, entry)) => Err(self.lost_twin(unit, entry, map)),
+                    // For what has no bytes: a block of a directory at the least.
+                    Err((Errno::NOSPC, _)) => Err(PublishError::Failed(reserve::full(
+                        &unit.site,
+                        self.store.payload().data,
+                        ByteCount(4 << 10),
+                    ))),
                     Err((e, entry)) => Err(PublishError::Failed(fault::of(
                         e,
                         "completing the tree",

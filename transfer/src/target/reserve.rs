@@ -22,7 +22,7 @@ use stage_core::units::ByteCount;
 
 use super::site::Site;
 use super::space::Promise;
-use crate::root::free_space;
+use crate::root::{free_inodes, free_space};
 use crate::store::map::{data_runs, size_of};
 use crate::sync::lock;
 
@@ -222,9 +222,31 @@ fn take(
 }
 
 /// The file system of the site is full, and so much more was wanted.
-pub(super) fn full(site: &Site, size: ByteCount, needs: ByteCount) -> Failure {
+pub(crate) fn full(site: &Site, size: ByteCount, needs: ByteCount) -> Failure {
+    if is_out_of_inodes(site) {
+        return no_inodes(site, None);
+    }
     let free = free_space(site.held.fd()).map_or(0, |free| free.0);
     no_space(site, size, needs, ByteCount(needs.0.saturating_sub(free).max(1)))
+}
+
+/// Whether the site's file system, where space is left or not, takes no more files.
+pub(crate) fn is_out_of_inodes(site: &Site) -> bool {
+    matches!(free_inodes(site.held.fd()), Ok(Some(0)))
+}
+
+/// So many files and directories are still to be made, and so many more the file system takes.
+pub(crate) fn no_inodes(site: &Site, needs: Option<(u64, u64)>) -> Failure {
+    let numbers = match needs {
+        Some((needs, free)) => format!("needs {needs}, free {free}"),
+        None => "the file system takes no more files".to_owned(),
+    };
+    Failure::new(
+        Code::NoSpace,
+        format!("no inodes left: {numbers}"),
+        "remove files there, or push to another root; as one file (a tar) it needs one inode",
+    )
+    .at(site.shown.clone())
 }
 
 /// There is too little space for what is still wanted of a payload.

@@ -97,6 +97,9 @@ impl Site {
     }
 
     pub(crate) fn fault(&self, errno: Errno, doing: &str) -> Failure {
+        if errno == Errno::NOSPC && super::reserve::is_out_of_inodes(self) {
+            return super::reserve::no_inodes(self, None);
+        }
         fault::of(errno, doing, &self.shown)
     }
 
@@ -176,8 +179,21 @@ impl Site {
     }
 
     /// The bytes on disk that the partial holds already.
-    pub(super) fn held_by_partial(&self) -> u64 {
-        super::tree::held(self.held.fd(), self.partial.as_bytes())
+    pub(crate) fn held_by_partial(&self) -> u64 {
+        super::tree::held(self.held.fd(), self.partial.as_bytes()).0
+    }
+
+    /// The files, directories and links that the partial consists of already.
+    pub(super) fn inodes_of_partial(&self) -> u64 {
+        super::tree::held(self.held.fd(), self.partial.as_bytes()).1
+    }
+
+    /// What is made once for a tree beside what is in it: its name, and the directory of generations.
+    pub(super) fn inodes_beside(&self) -> u64 {
+        match self.kind {
+            UnitKind::File => 0,
+            UnitKind::Tree => 1 + u64::from(self.generations().is_err()),
+        }
     }
 
     /// The bytes on disk that the copy under the final name holds.
@@ -186,7 +202,7 @@ impl Site {
             Ok(Some(generation)) => link_to(&generation),
             _ => self.name.clone(),
         };
-        super::tree::held(self.held.fd(), &path)
+        super::tree::held(self.held.fd(), &path).0
     }
 
     pub(super) fn has_partial(&self) -> bool {

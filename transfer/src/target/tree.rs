@@ -277,29 +277,31 @@ fn times(entry: &Entry) -> Timestamps {
     }
 }
 
-/// The bytes on disk that a partial holds already, a file or a directory with all in it; what cannot be looked at
-/// counts as nothing.
-pub(super) fn held(dir: BorrowedFd<'_>, name: &[u8]) -> u64 {
+/// The bytes on disk that a partial holds already, a file or a directory with all in it, and how many entries that is; what
+/// cannot be looked at counts as nothing.
+pub(super) fn held(dir: BorrowedFd<'_>, name: &[u8]) -> (u64, u64) {
     let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
-        return 0;
+        return (0, 0);
     };
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+        FileType::RegularFile => (u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512), 1),
         FileType::Directory => {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let Ok(inner) = rustix::fs::openat(dir, name, flags, Mode::empty()) else {
-                return 0;
+                return (0, 1);
             };
             let Ok(listed) = Dir::read_from(&inner) else {
-                return 0;
+                return (0, 1);
             };
             listed
                 .flatten()
                 .filter(|entry| !matches!(entry.file_name().to_bytes(), b"." | b".."))
                 .map(|entry| held(inner.as_fd(), entry.file_name().to_bytes()))
-                .fold(0, u64::saturating_add)
+                .fold((0, 1), |(bytes, entries), (more, inner)| {
+                    (bytes.saturating_add(more), entries + inner)
+                })
         }
-        _ => 0,
+        _ => (0, 1),
     }
 }
 

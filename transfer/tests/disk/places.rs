@@ -10,11 +10,13 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use stage_core::assignment::Place;
 use stage_core::chunk::CHUNK;
 use stage_core::failure::Code;
+use stage_core::manifest::{Data, Entry, Kind};
+use stage_core::payload::Payload;
 use stage_core::units::ByteCount;
 use stage_transfer::root::Roots;
 use stage_transfer::target::PublishError;
 
-use crate::bench::Bench;
+use crate::bench::{Bench, MTIME};
 
 fn below(root: Option<&str>, dir: &[u8]) -> Place {
     Place::Root {
@@ -218,11 +220,11 @@ fn a_directory_that_may_not_be_written_is_unfit() {
 }
 
 /// A file system of its own for one test.
-struct Tmpfs<'a>(&'a Path);
+pub(crate) struct Tmpfs<'a>(&'a Path);
 
 impl<'a> Tmpfs<'a> {
     /// `None`, with a visible line, where tests may not mount.
-    fn mount(at: &'a Path, options: &str) -> Option<Self> {
+    pub(crate) fn mount(at: &'a Path, options: &str) -> Option<Self> {
         let wanted = std::env::var_os("STAGE_TEST_NETNS").is_some_and(|v| v == "1");
         if !wanted {
             eprintln!("skipped: mounting a small tmpfs needs root and STAGE_TEST_NETNS=1");
@@ -270,6 +272,40 @@ fn too_little_space_is_said_with_numbers_and_leaves_nothing() {
     target.publish(&bench.fin()).unwrap();
     bench.assert_published();
     drop((target, tmpfs));
+}
+
+#[test]
+fn too_few_inodes_are_named_before_a_byte_moves() {
+    for name in ["", " with a name so long that its manifest comes ahead of it"] {
+        let mut bench = Bench::new(0);
+        let entry = |path: String, kind| Entry {
+            path: path.into_bytes(),
+            mode: 0o644,
+            mtime: MTIME,
+            xattrs: Vec::new(),
+            kind,
+        };
+        let file = |at| {
+            let (size, data) = (ByteCount(3), Data::Dense);
+            entry(format!("genome.db/{at:03}{name}"), Kind::File { size, data })
+        };
+        bench.manifest.entries = vec![entry("genome.db".to_owned(), Kind::Dir)];
+        bench.manifest.entries.extend((0..100).map(file));
+        let payload = Payload::of(&bench.manifest).unwrap();
+        assert_eq!(payload.inline.is_some(), name.is_empty());
+        let root = bench.root.clone();
+        let Some(_tmpfs) = Tmpfs::mount(&root, "size=4m,nr_inodes=30") else {
+            return;
+        };
+        let failure = bench.unfit();
+        assert_eq!(failure.code, Code::NoSpace);
+        // Its own directory and the one above it are made, and the link that is its name.
+        assert_eq!(failure.message, "no inodes left: needs 103, free 28");
+        assert_eq!(Bench::names(&root), [""; 0]);
+        bench.assert_no_trace();
+        mount_remount(&root, MountFlags::empty(), "nr_inodes=200").unwrap();
+        drop(bench.ready());
+    }
 }
 
 #[test]
