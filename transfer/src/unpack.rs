@@ -212,6 +212,11 @@ fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, F
 /// The tar's own bytes, whatever they are packed by.
 fn opened<'r>(input: &'r mut BufReader<InOrder>) -> io::Result<Box<dyn Read + 'r>> {
     let start = input.fill_buf()?;
+    if let Some(packer) = packer_of(start) {
+        return Err(io::Error::other(format!(
+            "it is packed by {packer}, which is not read: use gzip, zstd or no compression"
+        )));
+    }
     Ok(if start.starts_with(&[0x1f, 0x8b]) {
         Box::new(flate2::bufread::MultiGzDecoder::new(input))
     } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
@@ -219,6 +224,25 @@ fn opened<'r>(input: &'r mut BufReader<InOrder>) -> io::Result<Box<dyn Read + 'r
     } else {
         Box::new(input)
     })
+}
+
+/// What packs a tar that is not read here, told by its first bytes. (A tar begins with a name, and these are none.)
+fn packer_of(start: &[u8]) -> Option<&'static str> {
+    let magics: [(&[u8], &str); 6] = [
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x04\x22\x4d\x18", "lz4"),
+        (b"LZIP\x01", "lzip"),
+        (b"\x1f\x9d", "compress"),
+        (b"PK\x03\x04", "zip"),
+        (b"7z\xbc\xaf\x27\x1c", "7z"),
+    ];
+    // After its own three letters a digit, then the begin of a block or the end.
+    let is_bzip2 = start.starts_with(b"BZh")
+        && start.get(4..10).is_some_and(|block| {
+            block == b"\x31\x41\x59\x26\x53\x59" || block == b"\x17\x72\x45\x38\x50\x90"
+        });
+    let known = magics.iter().find(|(magic, _)| start.starts_with(magic));
+    known.map(|(_, name)| *name).or(is_bzip2.then_some("bzip2"))
 }
 
 /// An error's text fit for a terminal: it may quote what could not be read. Paths in it are so already, and stay.

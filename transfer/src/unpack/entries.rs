@@ -11,6 +11,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timespec, Timestamps};
 use rustix::io::Errno;
+use stage_core::failure::show_path;
 use tar::{Archive, EntryType};
 
 use super::bodies::Bodies;
@@ -103,8 +104,8 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) ->
         watch.room.set(None);
         let mut entry = entry?;
         let kind = entry.header().entry_type();
-        // What a tar says of itself, such as the commit that `git archive` made it from.
-        if kind == EntryType::XGlobalHeader {
+        // What a tar says of itself, such as the commit that `git archive` made it from, or its label (`tar -V`).
+        if kind == EntryType::XGlobalHeader || kind.as_byte() == b'V' {
             io::copy(&mut entry, &mut io::sink())?;
             continue;
         }
@@ -181,12 +182,7 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) ->
                     other => other?,
                 }
             }
-            _ => {
-                return Err(refused(
-                    "it holds a device, a socket or the like",
-                    &entry.path_bytes(),
-                ));
-            }
+            other => return Err(refused(&no_file(other), &entry.path_bytes())),
         }
         // Some tars repeat a file's bytes with its hard links.
         io::copy(&mut entry, &mut io::sink())?;
@@ -214,8 +210,23 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) ->
     Ok(only)
 }
 
+/// Why an entry of a type is none that can be laid out.
+fn no_file(kind: EntryType) -> String {
+    match (kind, kind.as_byte()) {
+        (EntryType::Char, _) => "it holds a character device".to_owned(),
+        (EntryType::Block, _) => "it holds a block device".to_owned(),
+        (EntryType::Fifo, _) => "it holds a FIFO".to_owned(),
+        (_, b'M') => "it goes on with a file of another volume (tar -M), which is not read".to_owned(),
+        (_, b'D') => "it is an incremental backup (tar -g), which is not read".to_owned(),
+        (_, byte) => format!(
+            "it holds an entry of type {}, which is not known",
+            show_path(&[b'\'', byte, b'\''])
+        ),
+    }
+}
+
 fn refused(why: &str, path: &[u8]) -> io::Error {
-    io::Error::other(format!("{why}: {}", stage_core::failure::show_path(path)))
+    io::Error::other(format!("{why}: {}", show_path(path)))
 }
 
 /// The names of a path, none of which leads out.

@@ -192,8 +192,41 @@ fn what_no_tree_can_hold_is_refused_and_nothing_is_left() {
 }
 
 #[test]
+fn what_cannot_be_unpacked_is_called_by_its_name() {
+    let typed = |kind: u8| {
+        let mut tar = Builder::new(Vec::new());
+        add(&mut tar, entry(EntryType::new(kind), "odd", 0o644, 0), "", b"");
+        tar.into_inner().unwrap()
+    };
+    let then = |magic: &[u8]| [magic, &[7; 2000]].concat();
+    for (bytes, words) in [
+        (
+            then(b"\xfd7zXZ\0"),
+            "packed by xz, which is not read: use gzip, zstd",
+        ),
+        (then(b"BZh91AY&SY"), "packed by bzip2"),
+        (then(b"PK\x03\x04"), "packed by zip"),
+        (typed(b'3'), "a character device: odd"),
+        (typed(b'6'), "a FIFO: odd"),
+        (typed(b'M'), "another volume"),
+        (typed(b'D'), "incremental"),
+        (typed(b'\x1b'), "type '\\x1b', which is not known: odd"),
+    ] {
+        let bench = bench(bytes);
+        let target = begun(&bench);
+        bench.receive_rest(&target);
+        let Err(PublishError::Failed(failure)) = target.publish(&bench.fin()) else {
+            panic!("nothing of this may be published")
+        };
+        assert_eq!(failure.code, Code::SourceKind);
+        assert!(failure.message.contains(words), "{failure}");
+    }
+}
+
+#[test]
 fn what_a_tar_says_of_itself_is_no_part_of_the_tree() {
     let mut tar = Builder::new(Vec::new());
+    add(&mut tar, entry(EntryType::new(b'V'), "a label", 0, 0), "", b"");
     let comment = b"26 comment=0123456789abcd\n";
     let global = entry(
         EntryType::XGlobalHeader,
