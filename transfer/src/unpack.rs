@@ -23,6 +23,7 @@ use crate::journal;
 use crate::store::Store;
 use crate::target::site::Site;
 use bodies::Bodies;
+use entries::HeldBack;
 pub(crate) use known::Known;
 use order::InOrder;
 
@@ -44,7 +45,10 @@ pub(crate) struct Unpacking {
 
 #[derive(Debug, Default)]
 struct Found {
+    /// The directory, where its own mode keeps the agent out.
+    shut: Option<OwnedFd>,
     bodies: Option<Bodies>,
+    held_back: HeldBack,
     known: Option<Arc<Known>>,
 }
 
@@ -53,6 +57,15 @@ struct Found {
 struct LaidOut {
     dir: OwnedFd,
     bodies: Bodies,
+    held_back: HeldBack,
+}
+
+/// Why it gives nothing.
+#[derive(Debug)]
+enum NotLaidOut {
+    /// The file system is full. What had been laid out, so many bytes on disk, is removed.
+    Full(ByteCount),
+    Failed(Failure),
 }
 
 #[derive(Debug)]
@@ -126,7 +139,9 @@ impl Unpacking {
             })?;
             if disowned == self.store.disowned() {
                 *self.found() = Found {
+                    shut: None,
                     bodies: Some(laid_out.bodies),
+                    held_back: laid_out.held_back,
                     known: None,
                 };
                 return Ok(laid_out.dir);
@@ -137,6 +152,11 @@ impl Unpacking {
 
     fn found(&self) -> MutexGuard<'_, Found> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory that was laid out, if its own mode keeps the agent out. Given once: who holds it reads it.
+    pub(crate) fn take_shut(&self) -> Option<OwnedFd> {
+        self.found().shut.take()
     }
 
     /// What was laid out as `dir`, as a payload of its own. Long files are not read again for it, if this process has
@@ -156,8 +176,26 @@ impl Unpacking {
             self.store.hash(),
             (&path, self.job),
             found.bodies.as_ref(),
+            &found.held_back,
         )?;
         Ok(found.known.insert(Arc::new(known)).clone())
+    }
+
+    /// Gives what was laid out as `dir` the modes that keep the agent out. What it is has to be known before.
+    ///
+    /// # Errors
+    /// As [`Self::known`]; or the disk's.
+    pub(crate) fn settle(&self, dir: &OwnedFd) -> Result<(), Failure> {
+        if self.found().held_back.is_empty() {
+            return Ok(());
+        }
+        let known = self.known(dir)?;
+        let fail = |e| self.site.fault(e, "setting the modes");
+        known.settle(dir).map_err(fail)?;
+        if known.is_shut() {
+            self.found().shut = dir.try_clone().ok();
+        }
+        Ok(())
     }
 
     /// Ends the thread, whatever it has done.
@@ -196,7 +234,8 @@ fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, F
     };
     let mut input = BufReader::with_capacity(AHEAD, order);
     let mut plain = opened(&mut input).map_err(|e| fail(&e))?;
-    let top = entries::lay_out(&dir, &mut plain, &mut bodies).map_err(|e| fail(&e))?;
+    let mut held_back = HeldBack::new();
+    let top = entries::lay_out(&dir, &mut plain, &mut bodies, &mut held_back).map_err(|e| fail(&e))?;
     // To the very end: what follows a tar's end belongs to it, and a packed one is checked by its own sum there.
     io::copy(&mut plain, &mut io::sink()).map_err(|e| fail(&e))?;
     let dir = match top {
@@ -206,7 +245,11 @@ fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, F
             .map_err(|e| site.fault(e, "laying out the tar"))?,
         None => dir,
     };
-    Ok(LaidOut { dir, bodies })
+    Ok(LaidOut {
+        dir,
+        bodies,
+        held_back,
+    })
 }
 
 /// The tar's own bytes, whatever they are packed by.

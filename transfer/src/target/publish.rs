@@ -193,6 +193,7 @@ impl Target {
                         .map_err(PublishError::Failed)?;
                     return Ok(true);
                 }
+                unpacking.settle(&dir).map_err(PublishError::Failed)?;
                 rustix::fs::syncfs(&dir).map_err(fail("making the copy durable"))?;
                 let stat = rustix::fs::fstat(&dir).map_err(fail("looking at the tree"))?;
                 let intent = Intent {
@@ -251,15 +252,18 @@ impl Target {
             .open_final_dir()
             .map_err(|e| site.fault(e, "opening what stands there"))
             .and_then(|old| unpacking.known(dir)?.is_same(&old));
-        match compared {
+        let differs = match compared {
             Ok(true) => return Ok(true),
-            Ok(false) => {}
-            Err(failure) => tracing::info!("what stands there cannot be compared: {failure}"),
-        }
+            Ok(false) => "with other content",
+            Err(failure) => {
+                tracing::info!("what stands there cannot be compared: {failure}");
+                "and cannot be compared with what the tar holds"
+            }
+        };
         if self.copy().rule == IfExists::Replace {
             return Ok(false);
         }
-        Err(PublishError::Unfit(site.exists("with other content")))
+        Err(PublishError::Unfit(site.exists(differs)))
     }
 
     fn intent(&self, copy: &Copy, root: &RootDigest) -> Result<Intent, PublishError> {

@@ -4,10 +4,10 @@
 //! any link, and only files, directories and links are made; of modes, only permissions.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timespec, Timestamps};
 use rustix::io::Errno;
@@ -15,6 +15,22 @@ use stage_core::failure::show_path;
 use tar::{Archive, EntryType};
 
 use super::bodies::Bodies;
+
+/// Modes that would keep the agent itself from reading, or moving, what it laid out, by inode. They are given once that
+/// is known.
+pub(super) type HeldBack = HashMap<u64, Mode>;
+
+/// Gives a file or directory its mode, except for the rights of its owner that it is to keep for now.
+fn give(file: impl AsFd, mode: Mode, own: Mode, held_back: &mut HeldBack) -> rustix::io::Result<()> {
+    let inode = rustix::fs::fstat(&file)?.st_ino;
+    if mode.contains(own) {
+        // The number may have been that of one that an entry further on took the place of.
+        held_back.remove(&inode);
+    } else {
+        held_back.insert(inode, mode);
+    }
+    rustix::fs::fchmod(&file, mode | own)
+}
 
 /// What a directory gets when all in it is made.
 struct Dress {
@@ -90,7 +106,12 @@ impl Read for Watched<'_> {
 ///
 /// # Errors
 /// The disk's; or what the tar holds cannot be laid out.
-pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn lay_out(
+    dir: &OwnedFd,
+    tar: &mut dyn Read,
+    bodies: &mut Bodies,
+    held_back: &mut HeldBack,
+) -> io::Result<Option<Vec<u8>>> {
     let watch = Watch::default();
     let mut archive = Archive::new(Watched { tar, watch: &watch });
     let mut dirs: Vec<Dress> = Vec::new();
@@ -155,7 +176,7 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) ->
                 if bodies.copy(&mut entry, &mut file)? != wanted {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
                 }
-                rustix::fs::fchmod(&file, mode)?;
+                give(&file, mode, Mode::RUSR, held_back)?;
                 rustix::fs::futimens(&file, &times)?;
             }
             EntryType::Symlink => {
@@ -200,7 +221,7 @@ pub(super) fn lay_out(dir: &OwnedFd, tar: &mut dyn Read, bodies: &mut Bodies) ->
     dirs.sort_by(|one, other| other.path.cmp(&one.path));
     for dress in &dirs {
         let opened = open_dir(dir, if dress.path.is_empty() { b"." } else { &dress.path })?;
-        rustix::fs::fchmod(&opened, dress.mode)?;
+        give(&opened, dress.mode, Mode::RWXU, held_back)?;
         rustix::fs::futimens(&opened, &dress.times)?;
     }
     let only = match tops.as_slice() {

@@ -5,15 +5,17 @@ use std::convert::Infallible;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, statat};
+use rustix::fs::{AtFlags, Mode, OFlags, fchmod, openat, statat};
 use stage_core::assignment::{Cache, SourceSpec};
 use stage_core::chunk::{CHUNK, ChunkIndex, Layout, Part};
 use stage_core::digest::{ChunkDigest, ChunkHash, RootDigest, RootHasher, chunk_digest};
 use stage_core::failure::Failure;
 use stage_core::id::JobId;
+use stage_core::manifest::{Kind, Manifest};
 use stage_core::payload::{Payload, SourcePath, Walk};
 
 use super::bodies::Bodies;
+use super::entries::HeldBack;
 use crate::journal::Table;
 use crate::source::files::Files;
 use crate::source::{Pulse, look};
@@ -30,10 +32,12 @@ pub(crate) struct Known {
     pub(crate) layout: Layout,
     pub(crate) table: Table,
     pub(crate) root: RootDigest,
+    /// Files and directories that are still to get the mode that their entry has.
+    undressed: Vec<u32>,
 }
 
 /// Walks over a tree that is held open.
-fn walk(dir: &OwnedFd, name: &[u8]) -> Result<(Map, Payload, Files), Failure> {
+fn walk(dir: &OwnedFd, name: &[u8]) -> Result<(Manifest, Payload, Files), Failure> {
     let spec = SourceSpec {
         paths: vec![SourcePath {
             // The very directory, whatever its path leads to by now.
@@ -45,8 +49,30 @@ fn walk(dir: &OwnedFd, name: &[u8]) -> Result<(Map, Payload, Files), Failure> {
         expect: Vec::new(),
         cache: Cache::default(),
     };
-    let (manifest, payload, files) = look(&spec, &Pulse::default())?.into_parts();
-    Ok((Map::new(manifest), payload, files))
+    Ok(look(&spec, &Pulse::default())?.into_parts())
+}
+
+/// Gives the entries the modes that they are yet to get; says which files and directories those are.
+fn dress(manifest: &mut Manifest, dir: &OwnedFd, held_back: &HeldBack) -> Vec<u32> {
+    let mut undressed = Vec::new();
+    for (entry, index) in manifest.entries.iter_mut().zip(0..) {
+        if matches!(entry.kind, Kind::Symlink { .. }) {
+            continue;
+        }
+        let inode = statat(dir, or_top(entry.below()), AtFlags::SYMLINK_NOFOLLOW).map(|stat| stat.st_ino);
+        if let Some(mode) = inode.ok().and_then(|inode| held_back.get(&inode)) {
+            entry.mode = mode.bits() & 0o777;
+            if !matches!(entry.kind, Kind::HardLink { .. }) {
+                undressed.push(index);
+            }
+        }
+    }
+    undressed
+}
+
+/// A path below a tree's directory, as a system call takes it.
+fn or_top(below: &[u8]) -> &[u8] {
+    if below.is_empty() { b"." } else { below }
 }
 
 fn read(hash: ChunkHash, map: &Map, files: &Files, at: u64, len: usize) -> Result<ChunkDigest, Failure> {
@@ -58,15 +84,23 @@ fn read(hash: ChunkHash, map: &Map, files: &Files, at: u64, len: usize) -> Resul
 }
 
 impl Known {
-    /// Looks at a tree whole, and reads what of it `bodies` do not know. The table lies at `path` and is of `job`.
+    /// Looks at a tree whole, and reads what of it `bodies` do not know. The table lies at `path` and is of `job`. What
+    /// has a mode `held_back` is known by that.
     pub(super) fn of(
         dir: &OwnedFd,
         name: &[u8],
         hash: ChunkHash,
         (path, job): (&Path, JobId),
         bodies: Option<&Bodies>,
+        held_back: &HeldBack,
     ) -> Result<Self, Failure> {
-        let (map, payload, files) = walk(dir, name)?;
+        let (mut manifest, mut payload, files) = walk(dir, name)?;
+        let mut undressed = Vec::new();
+        if !held_back.is_empty() {
+            undressed = dress(&mut manifest, dir, held_back);
+            payload = Payload::of(&manifest).expect("modes make no difference to what it holds");
+        }
+        let map = Map::new(manifest);
         let layout = layout_of(&payload)?;
         let table = Table::at(path, job, layout.count())?;
         let head = if payload.head().0 > 0 {
@@ -98,16 +132,34 @@ impl Known {
             layout,
             table,
             root: root.finish(),
+            undressed,
         })
+    }
+
+    /// Gives what was laid out the modes that keep the agent out.
+    pub(super) fn settle(&self, dir: &OwnedFd) -> rustix::io::Result<()> {
+        // From within: who may not search a directory reaches nothing in it.
+        for entry in self.undressed.iter().rev().map(|index| self.map.entry(*index)) {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = openat(dir, or_top(entry.below()), flags, Mode::empty())?;
+            fchmod(&file, Mode::from_raw_mode(entry.mode))?;
+        }
+        Ok(())
+    }
+
+    /// Whether its topmost directory keeps the agent out.
+    pub(super) fn is_shut(&self) -> bool {
+        self.undressed.first() == Some(&0) && self.map.entry(0).mode & 0o500 != 0o500
     }
 
     /// Whether another tree has the same entries with the same modes, times and bytes. All of it is read, unless it
     /// differs by its looks.
     pub(crate) fn is_same(&self, other: &OwnedFd) -> Result<bool, Failure> {
-        let (map, payload, files) = walk(other, &self.name)?;
+        let (manifest, payload, files) = walk(other, &self.name)?;
         if payload.manifest != self.payload.manifest {
             return Ok(false);
         }
+        let map = Map::new(manifest);
         for index in (0..self.layout.count()).map(ChunkIndex) {
             if let Part::Data(at) = self.layout.part(index) {
                 let digest = read(self.hash, &map, &files, at, self.layout.len(index))?;

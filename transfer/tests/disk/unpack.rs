@@ -378,6 +378,127 @@ fn an_unpacked_tree_is_in_the_index_like_any_other() {
     assert!(fs::symlink_metadata(bench.file()).is_err());
 }
 
+/// Room for what a tar holds is asked for before it comes, as far as that can be known; and what is too large all the same is
+/// said with numbers.
+#[test]
+fn too_little_space_for_what_a_tar_holds_is_said_with_numbers() {
+    let large = |size: u64| {
+        let mut tar = Builder::new(Vec::new());
+        add(
+            &mut tar,
+            entry(EntryType::Regular, "refdb/a", 0o644, size),
+            "",
+            &vec![7; size as usize],
+        );
+        tar.into_inner().unwrap()
+    };
+    let plain = bench(large(3 * CHUNK));
+    {
+        let Some(_tmpfs) = Tmpfs::mount(&plain.root, "size=5m") else {
+            return;
+        };
+        let failure = plain.unfit();
+        assert_eq!(failure.code, Code::NoSpace);
+        let short = failure.space.as_ref().unwrap().short_by.0;
+        assert!((CHUNK..2 * CHUNK).contains(&short), "{failure}");
+        plain.assert_no_trace();
+    }
+    let packed = bench(zstd::encode_all(&large(12 * CHUNK)[..], 1).unwrap());
+    let Some(_tmpfs) = Tmpfs::mount(&packed.root, "size=5m") else {
+        return;
+    };
+    let target = begun(&packed);
+    packed.receive_rest(&target);
+    let Err(PublishError::Failed(failure)) = target.publish(&packed.fin()) else {
+        panic!("it cannot have been published")
+    };
+    assert_eq!(failure.code, Code::NoSpace, "{failure}");
+    assert!(failure.message.contains("short by"), "{failure}");
+    assert!(failure.space.is_some());
+    assert_eq!(Bench::names(&packed.dir()), [format!(".stage-{}-0", packed.job)]);
+    drop(target);
+    let failure = packed.unfit();
+    assert!(
+        failure.space.is_some(),
+        "it is not tried again for nothing: {failure}"
+    );
+    // With room made what was received counts.
+    mount_remount(&packed.root, MountFlags::empty(), "size=20m").unwrap();
+    let target = begun(&packed);
+    assert_eq!(packed.receive_rest(&target), 0);
+    target.publish(&packed.fin()).unwrap();
+    assert_eq!(fs::metadata(packed.file().join("a")).unwrap().len(), 12 * CHUNK);
+}
+
+/// Where the agent is not root, modes keep it out of what it laid out itself.
+#[test]
+fn modes_that_keep_the_agent_out_keep_nothing_out_of_the_index() {
+    let long = content(CHUNK + 5);
+    let mut tar = Builder::new(Vec::new());
+    for (kind, path, mode, bytes) in [
+        (EntryType::Directory, "refdb/", 0o555, &b""[..]),
+        (EntryType::Directory, "refdb/shut/", 0, b""),
+        (EntryType::Regular, "refdb/shut/in", 0o040, b"hello"),
+        (EntryType::Regular, "refdb/none", 0, &long),
+        // Another takes its place, with a mode of its own.
+        (EntryType::Regular, "refdb/twice", 0, b"x"),
+        (EntryType::Regular, "refdb/twice", 0o640, b"y"),
+        (EntryType::Regular, "refdb/plain", 0o644, b"z"),
+    ] {
+        add(&mut tar, entry(kind, path, mode, bytes.len() as u64), "", bytes);
+    }
+    add(
+        &mut tar,
+        entry(EntryType::Link, "refdb/same", 0, 0),
+        "refdb/none",
+        b"",
+    );
+    let bench = bench(tar.into_inner().unwrap());
+    let modes = || {
+        ["", "shut", "shut/in", "none", "same", "twice", "plain"].map(|path| {
+            let stat = fs::symlink_metadata(bench.file().join(path)).unwrap();
+            stat.permissions().mode() & 0o7777
+        })
+    };
+    let index = as_nobody_special(|| push(&bench).1);
+    // Looked at by root, if it is root who tests; the name is a link.
+    assert_eq!(modes()[1..], [0, 0o040, 0, 0, 0o640, 0o644]);
+    assert_eq!(fs::metadata(bench.file()).unwrap().mode() & 0o7777, 0o555);
+    let entries = index.entries();
+    assert_eq!(entries.len(), 1, "it is not in the index");
+    assert_eq!(index.look(&bench.roots, &entries[0]), (State::Ok, String::new()));
+    // What it is known by are the modes that it has, and not those that it had for a while.
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(states(&bench, &index).1[1], (State::Ok, String::new()));
+        let same = again(&bench, bench.bytes.clone(), IfExists::Fail, 2);
+        assert!(push(&same).0.already);
+    }
+    let removal = Removal {
+        place: bench.spec.place.clone(),
+        name: b"genome.db".to_vec(),
+        // Whether anything was added in the directory that is shut cannot be seen.
+        force: true,
+    };
+    let remove = || index.remove(&bench.roots, &bench.state, &removal, |_| false);
+    assert!(as_nobody_special(remove).unwrap().was_there);
+    assert_eq!(Bench::names(&bench.dir()), [""; 0], "its generation went too");
+}
+
+/// Without root's right to pass every mode, which the threads that this one starts do not have either.
+fn as_nobody_special<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective
+                .remove(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH);
+            set_capabilities(None, sets).unwrap();
+            run()
+        });
+        thread.join().unwrap()
+    })
+}
+
 #[test]
 fn directories_that_a_tar_does_not_name_are_the_same_everywhere() {
     let bytes = || {

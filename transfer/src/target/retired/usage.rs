@@ -16,6 +16,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, StatxFlags};
+use rustix::io::Errno;
 
 use crate::lease::is_open_elsewhere;
 
@@ -88,12 +89,35 @@ pub(super) fn of(all: BorrowedFd<'_>, generation: &[u8], ours: bool) -> rustix::
 
 fn usage_of_file(dir: BorrowedFd<'_>, name: &[u8]) -> Option<Usage> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let open = rustix::fs::openat(dir, name, flags, Mode::empty());
+    let open = let_in(dir, name, || rustix::fs::openat(dir, name, flags, Mode::empty()));
     match open.map(File::from).map(|file| is_open_elsewhere(&file)) {
         Ok(Some(false)) => None,
         Ok(Some(true)) => Some(Usage::Open),
         Ok(None) | Err(_) => Some(Usage::Unknown),
     }
+}
+
+/// Does something with a file or directory of the agent's own; where its mode keeps the agent out, with a mode for as long
+/// as that takes that does not.
+fn let_in<T>(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+    mut act: impl FnMut() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    match act() {
+        Err(Errno::ACCESS) => {}
+        other => return other,
+    }
+    let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if !matches!(kind, FileType::RegularFile | FileType::Directory) {
+        return Err(Errno::ACCESS);
+    }
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    rustix::fs::chmodat(dir, name, mode | Mode::RWXU, AtFlags::empty())?;
+    let done = act();
+    rustix::fs::chmodat(dir, name, mode, AtFlags::empty())?;
+    done
 }
 
 /// Calls `each` with every entry of a directory and itself; until it says `false`.
@@ -109,17 +133,20 @@ fn walk(
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Ok(true);
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let inner = rustix::fs::openat(dir, name, flags, Mode::empty())?;
-    let mut listed = Dir::read_from(&inner)?;
-    while let Some(entry) = listed.read() {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." && !walk(inner.as_fd(), name, each)? {
-            return Ok(false);
+    // Once more from the start where its mode keeps the agent out: what was seen is seen again.
+    let_in(dir, name, || {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inner = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+        let mut listed = Dir::read_from(&inner)?;
+        while let Some(entry) = listed.read() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." && !walk(inner.as_fd(), name, &mut *each)? {
+                return Ok(false);
+            }
         }
-    }
-    Ok(true)
+        Ok(true)
+    })
 }
 
 /// Whether `/proc` shows what every process of this node has open.
