@@ -17,7 +17,7 @@ pub(crate) mod lay;
 mod naming;
 pub(crate) mod old;
 mod publish;
-mod reserve;
+pub(crate) mod reserve;
 pub mod retired;
 pub(crate) mod site;
 pub(crate) mod space;
@@ -39,6 +39,7 @@ use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
 use stage_core::manifest::MAX_NAME;
 use stage_core::payload::{Payload, UnitKind};
+use stage_core::units::ByteCount;
 
 use crate::budget::Budget;
 use crate::index::{Index, Note};
@@ -47,7 +48,7 @@ use crate::root::{Roots, check_component};
 use crate::store::head::Head;
 use crate::store::map::Map;
 use crate::store::{Bytes, Parts, Store, layout_of};
-use crate::unpack::Unpacking;
+use crate::unpack::{Unpacking, room_needed};
 use copy::Copy;
 use intent::Intent;
 pub use publish::{Publication, PublishError};
@@ -277,6 +278,19 @@ impl Preparing<'_> {
             None => self.head_of_before(&table, &head)?,
         };
         let copy = Copy::new(self.sites.clone(), self.rule, (self.keep, self.cache), promise);
+        // What it holds lies beside the tar until the job is over, and is hardly ever less.
+        let beside = match &self.unpack {
+            Some(site) if !ours => {
+                let tar = match self.payload.is_stream() {
+                    // As much of it as has come.
+                    true => self.sites[0].held_by_partial(),
+                    false => self.payload.allocated.0,
+                };
+                let tried = room_needed(self.state, self.job).map_or(0, |room| room.0);
+                tar.max(tried).saturating_sub(site.held_by_partial())
+            }
+            _ => 0,
+        };
         let mut ended = None;
         let laying = lay::Laying {
             state: self.state.to_owned(),
@@ -284,6 +298,7 @@ impl Preparing<'_> {
             payload: self.payload.clone(),
             hash: self.hash,
             spaces: self.roots.spaces().clone(),
+            beside: ByteCount(beside),
         };
         let mut published = None;
         let mut have = ChunkSet::empty(layout_of(self.payload)?.count());
@@ -296,6 +311,7 @@ impl Preparing<'_> {
         } else {
             table.set_record(laying.record(&copy, journal::Lies::Partial, None))?;
         }
+        let promise = copy.promise();
         let store = Store::assemble(Parts {
             tail: self.tail(&have, &copy),
             payload: self.payload.clone(),
@@ -312,7 +328,7 @@ impl Preparing<'_> {
             unpacking: self
                 .unpack
                 .as_ref()
-                .map(|site| Unpacking::new(store.clone(), site.clone(), self.state, self.job))
+                .map(|site| Unpacking::new(store.clone(), site.clone(), self.state, self.job, promise))
                 .map(Box::new),
             is_candidate: has_old || stands,
             store,
@@ -388,7 +404,7 @@ impl Preparing<'_> {
     }
 
     fn promise(&self, need: u64) -> Result<Promise, Failure> {
-        lay::promise(self.roots.spaces(), &self.sites[0], need, self.payload)
+        lay::promise(self.roots.spaces(), &self.sites[0], need, self.payload.data)
     }
 
     /// Leaves nothing of a target that is not ready, unless it is an earlier run's partial that may yet be of use.

@@ -16,12 +16,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use rustix::io::Errno;
 use stage_core::failure::{Code, Failure, show_path};
 use stage_core::id::JobId;
+use stage_core::units::ByteCount;
 
+use crate::durable;
 use crate::journal;
 use crate::store::Store;
+use crate::target::reserve;
 use crate::target::site::Site;
+use crate::target::space::Promise;
 use bodies::Bodies;
 use entries::HeldBack;
 pub(crate) use known::Known;
@@ -29,6 +34,19 @@ use order::InOrder;
 
 /// What the thread reads ahead of what it has laid out.
 const AHEAD: usize = 256 << 10;
+
+/// What file systems usually give space in.
+const BLOCK: u64 = 4 << 10;
+
+/// Where is written how much room an earlier try found that it needs at the least.
+fn room(state: &Path, job: JobId) -> PathBuf {
+    journal::job_dir(state, job).join("room")
+}
+
+/// How much room what a tar holds needs at the least, if it was tried in vain before.
+pub(crate) fn room_needed(state: &Path, job: JobId) -> Option<ByteCount> {
+    durable::read(&room(state, job)).map(ByteCount)
+}
 
 /// A tar being laid out.
 #[derive(Debug)]
@@ -38,6 +56,8 @@ pub(crate) struct Unpacking {
     /// The agent's state directory.
     state: PathBuf,
     job: JobId,
+    /// Room for what the tar holds, as far as that is known.
+    promise: Promise,
     work: Mutex<Option<Work>>,
     /// What was laid out last, as far as it is known.
     found: Mutex<Found>,
@@ -71,18 +91,25 @@ enum NotLaidOut {
 #[derive(Debug)]
 struct Work {
     order: Arc<order::Shared>,
-    thread: JoinHandle<Result<LaidOut, Failure>>,
+    thread: JoinHandle<Result<LaidOut, NotLaidOut>>,
     /// How often chunks that were here had been disowned when it began: what was laid out of them is doubted.
     disowned: u64,
 }
 
 impl Unpacking {
-    pub(crate) fn new(store: Arc<Store>, site: Arc<Site>, state: &Path, job: JobId) -> Self {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        site: Arc<Site>,
+        state: &Path,
+        job: JobId,
+        promise: Promise,
+    ) -> Self {
         Self {
             store,
             site,
             state: state.to_owned(),
             job,
+            promise,
             work: Mutex::default(),
             found: Mutex::default(),
         }
@@ -105,7 +132,7 @@ impl Unpacking {
         let order = InOrder::new(&self.store);
         let shared = order.shared().clone();
         let site = self.site.clone();
-        let bodies = Bodies::new(self.store.hash(), &self.state)
+        let bodies = Bodies::new(self.store.hash(), &self.state, self.promise.clone())
             .map_err(|e| crate::fault::state(&e, "making a list of digests", &self.state))?;
         let thread = std::thread::Builder::new()
             .name("unpack".into())
@@ -121,7 +148,7 @@ impl Unpacking {
     /// Waits until all is laid out; the payload must be complete. Gives the directory.
     ///
     /// # Errors
-    /// It is no tar, holds what cannot be laid out, or the disk's.
+    /// It is no tar, holds what cannot be laid out, there is too little space for it, or the disk's.
     pub(crate) fn finish(&self) -> Result<OwnedFd, Failure> {
         let mut held = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -129,13 +156,26 @@ impl Unpacking {
                 Some(work) => work,
                 None => self.begin()?,
             };
-            let disowned = work.disowned;
-            let laid_out = work.thread.join().unwrap_or_else(|_| {
-                Err(Failure::new(
+            let (disowned, order) = (work.disowned, work.order);
+            let done = work.thread.join().unwrap_or_else(|_| {
+                Err(NotLaidOut::Failed(Failure::new(
                     Code::Internal,
                     "laying out the tar panicked",
                     "report this as a bug of stage",
-                ))
+                )))
+            });
+            let laid_out = done.map_err(|why| match why {
+                NotLaidOut::Failed(failure) => failure,
+                NotLaidOut::Full(held) => {
+                    // Of what is packed nobody knows how much it will be: so much, and a block more, at the least.
+                    let data = self.store.layout().data();
+                    let left = data.0.saturating_sub(order.read()).max(BLOCK);
+                    let needs = ByteCount(held.0.saturating_add(left));
+                    if let Err(failure) = durable::write(&room(&self.state, self.job), &needs.0) {
+                        tracing::warn!("{failure}");
+                    }
+                    reserve::full(&self.site, data.max(needs), needs)
+                }
             })?;
             if disowned == self.store.disowned() {
                 *self.found() = Found {
@@ -163,7 +203,8 @@ impl Unpacking {
     /// written them.
     ///
     /// # Errors
-    /// It cannot be read (by modes of its own, where the agent is not root), or the state directory cannot be written.
+    /// It cannot be read (by modes of its own, where the agent is not root and did not lay it out in this process), or the
+    /// state directory cannot be written.
     pub(crate) fn known(&self, dir: &OwnedFd) -> Result<Arc<Known>, Failure> {
         let mut found = self.found();
         if let Some(known) = &found.known {
@@ -215,14 +256,26 @@ impl Drop for Unpacking {
     }
 }
 
-fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, Failure> {
+fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, NotLaidOut> {
     let stopped = order.shared().clone();
-    let dir = site.create_tree()?;
+    let dir = site.create_tree().map_err(NotLaidOut::Failed)?;
     let fail = |e: &io::Error| {
         if stopped.is_stopped() {
-            return Failure::new(Code::Cancelled, "the transfer was stopped", "");
+            return NotLaidOut::Failed(Failure::new(Code::Cancelled, "the transfer was stopped", ""));
         }
-        match e.raw_os_error() {
+        if Errno::from_io_error(e) == Some(Errno::NOSPC) {
+            let no_inodes = reserve::is_out_of_inodes(site);
+            let held = ByteCount(site.held_by_partial());
+            // Nobody takes it up: the next try lays it out anew.
+            if let Err(failure) = site.remove_partial() {
+                tracing::warn!("{failure}");
+            }
+            return match no_inodes {
+                true => NotLaidOut::Failed(reserve::no_inodes(site, None)),
+                false => NotLaidOut::Full(held),
+            };
+        }
+        NotLaidOut::Failed(match e.raw_os_error() {
             Some(_) => crate::fault::of_std(e, "laying out the tar", &site.shown),
             None => Failure::new(
                 Code::SourceKind,
@@ -230,7 +283,7 @@ fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, F
                 "push a tar, also packed by gzip or zstd, or leave out --unpack",
             )
             .at(site.shown.clone()),
-        }
+        })
     };
     let mut input = BufReader::with_capacity(AHEAD, order);
     let mut plain = opened(&mut input).map_err(|e| fail(&e))?;
@@ -242,7 +295,7 @@ fn lay_out(site: &Site, order: InOrder, mut bodies: Bodies) -> Result<LaidOut, F
         // One directory that holds all is the tree itself.
         Some(top) => site
             .raise(&top)
-            .map_err(|e| site.fault(e, "laying out the tar"))?,
+            .map_err(|e| NotLaidOut::Failed(site.fault(e, "laying out the tar")))?,
         None => dir,
     };
     Ok(LaidOut {

@@ -167,12 +167,7 @@ impl Job {
             }
             HopEvent::Failed(failure) => {
                 let failure = failure.on(&self.context.node);
-                // Room may be made; a broken disk stays broken.
-                let outcome = match failure.code {
-                    Code::NoSpace | Code::Quota => Outcome::Unfit(failure),
-                    _ => Outcome::Failed(failure),
-                };
-                self.end(outcome).await;
+                self.end(without_copy(failure)).await;
             }
             HopEvent::Unfit(failure) => self.end(Outcome::Unfit(failure.on(&self.context.node))).await,
         }
@@ -235,7 +230,7 @@ impl Job {
                 self.end(Outcome::Unfit(failure.on(&self.context.node))).await;
             }
             Err(PublishError::Failed(failure)) => {
-                self.end(Outcome::Failed(failure.on(&self.context.node))).await;
+                self.end(without_copy(failure.on(&self.context.node))).await;
             }
         }
     }
@@ -289,6 +284,14 @@ impl Job {
             parts.serving = None;
             self.serving = None;
         }
+    }
+}
+
+/// How a target ends that could not write: room may be made; a broken disk stays broken.
+fn without_copy(failure: Failure) -> Outcome {
+    match failure.code {
+        Code::NoSpace | Code::Quota => Outcome::Unfit(failure),
+        _ => Outcome::Failed(failure),
     }
 }
 

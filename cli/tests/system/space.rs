@@ -322,6 +322,47 @@ fn space_that_vanishes_is_no_stall_and_what_was_received_stays() {
     }
 }
 
+/// How large a packed tar becomes nobody knows before: who has too little room for that waits for it like anybody else.
+#[test]
+fn what_a_packed_tar_holds_may_be_too_much() {
+    if !may_mount() {
+        return;
+    }
+    let (cluster, mount) = cluster(3, |c| Mount::tmpfs(&c.root(2), 8 * CHUNK));
+    let tree = cluster.path("refdb");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("a"), vec![7; 16 << 20]).unwrap();
+    let tar = cluster.path("refdb.tar.gz");
+    Mount::run(
+        Command::new("tar")
+            .arg("-C")
+            .arg(tree.parent().unwrap())
+            .arg("-czf")
+            .arg(&tar)
+            .arg("refdb"),
+    );
+    let ran = cluster.push(&tar, &["--to", "targets", "--unpack"]).expect(5);
+    assert_eq!(ran.last()["state"], "open");
+    let node = ran.node("n2");
+    assert_eq!(
+        (&node["state"], &node["error"]["code"]),
+        (&"unfit".into(), &"no_space".into())
+    );
+    assert!(text(&node["error"]["message"]).contains("short by"), "{node}");
+    assert_eq!(ran.node("n1")["state"], "published");
+    Mount::run(
+        Command::new("mount")
+            .args(["-o", "remount,size=64m"])
+            .arg(&mount.0),
+    );
+    let job = text(&ran.last()["job"]);
+    cluster.run(&["retry", &job, "--json"]).expect(0);
+    assert_eq!(
+        fs::metadata(cluster.root(2).join("refdb/a")).unwrap().len(),
+        16 << 20
+    );
+}
+
 #[test]
 fn a_first_push_needs_no_more_than_its_size() {
     if !may_mount() {

@@ -169,6 +169,14 @@ impl Copy {
         reserve::full(&self.sites[0], size, left)
     }
 
+    /// What was promised for it.
+    pub(super) fn promise(&self) -> Promise {
+        self.promise
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
     /// No more of the partials' space is wanted.
     pub(super) fn stop_reserving(&self) {
         for unit in self.laid.get().into_iter().flat_map(|laid| &laid.units) {
@@ -277,12 +285,7 @@ impl Copy {
         if self.rule != IfExists::Replace {
             return Err(unit.site.exists("with other content"));
         }
-        let promise = self
-            .promise
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let partial = unit.create(map, &promise)?;
+        let partial = unit.create(map, &self.promise())?;
         unit.partial
             .set(partial)
             .expect("partials are made under one lock");

@@ -40,6 +40,8 @@ pub(crate) struct Laying {
     pub(super) payload: Payload,
     pub(super) hash: ChunkHash,
     pub(super) spaces: Arc<Spaces>,
+    /// What is wanted beside the payload itself: room for what a tar holds.
+    pub(super) beside: ByteCount,
 }
 
 /// What laying out found.
@@ -52,16 +54,11 @@ pub(crate) struct Found {
     pub(super) ended: Option<ByteCount>,
 }
 
-/// Promises space where a unit lies.
-pub(super) fn promise(
-    spaces: &Spaces,
-    site: &Site,
-    need: u64,
-    payload: &Payload,
-) -> Result<Promise, Failure> {
+/// Promises space where a unit lies, for something of this size.
+pub(super) fn promise(spaces: &Spaces, site: &Site, need: u64, size: ByteCount) -> Result<Promise, Failure> {
     match spaces.promise(site.held.fd(), ByteCount(need)) {
         Ok(Ok(promise)) => Ok(promise),
-        Ok(Err(short)) => Err(reserve::no_space(site, payload.data, ByteCount(need), short)),
+        Ok(Err(short)) => Err(reserve::no_space(site, size, ByteCount(need), short)),
         Err(e) => Err(site.fault(e, "asking for free space")),
     }
 }
@@ -362,7 +359,11 @@ impl Laying {
             let held = unit.site.held_by_partial();
             need = need.saturating_add(of_unit.saturating_sub(held));
         }
-        *promised = promise(&self.spaces, &copy.sites[0], need, &self.payload)?;
+        let size = match self.beside.0 {
+            0 => self.payload.data,
+            _ => ByteCount(need),
+        };
+        *promised = promise(&self.spaces, &copy.sites[0], need, size)?;
         Ok(())
     }
 

@@ -282,7 +282,7 @@ impl Site {
     }
 
     /// Removes the partial, if there is one.
-    pub(super) fn remove_partial(&self) -> Result<(), Failure> {
+    pub(crate) fn remove_partial(&self) -> Result<(), Failure> {
         let aside = format!("{}.top", self.partial);
         super::tree::remove(self.held.fd(), self.partial.as_bytes())
             .and_then(|()| match self.kind {

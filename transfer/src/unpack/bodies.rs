@@ -13,6 +13,7 @@ use stage_core::chunk::CHUNK;
 use stage_core::digest::{ChunkDigest, ChunkHash, chunk_digest};
 
 use crate::pipe::spool::unnamed;
+use crate::target::space::Promise;
 
 /// Bytes of a digest.
 const DIGEST: u64 = 32;
@@ -27,37 +28,42 @@ pub(super) struct Bodies {
     /// By inode, where a file's digests begin, and how many they are.
     of: HashMap<u64, (u64, u64)>,
     buffer: Vec<u8>,
+    /// What was promised for what is written.
+    promise: Promise,
 }
 
 impl Bodies {
-    pub(super) fn new(hash: ChunkHash, state: &Path) -> io::Result<Self> {
+    pub(super) fn new(hash: ChunkHash, state: &Path, promise: Promise) -> io::Result<Self> {
         Ok(Self {
             hash,
             file: unnamed(&state.join("jobs"))?,
             count: 0,
             of: HashMap::new(),
             buffer: vec![0; CHUNK as usize],
+            promise,
         })
     }
 
     /// Copies all that is to be read into a new file; gives how much that was.
     pub(super) fn copy(&mut self, from: &mut dyn Read, to: &mut File) -> io::Result<u64> {
-        let (first, mut len) = (self.count, 0);
+        let (first, mut len, mut told) = (self.count, 0, true);
         loop {
             let filled = fill(from, &mut self.buffer)?;
             to.write_all(&self.buffer[..filled])?;
+            self.promise.take(filled as u64);
             len += filled as u64;
             if filled < self.buffer.len() {
                 break;
             }
             let digest = chunk_digest(self.hash, &self.buffer);
-            self.file.write_all_at(&digest.0, self.count * DIGEST)?;
-            self.count += 1;
+            // What cannot be written down is read again.
+            told = told && self.file.write_all_at(&digest.0, self.count * DIGEST).is_ok();
+            self.count += u64::from(told);
         }
         let inode = to.metadata()?.ino();
         // The number may have been that of one that an entry further on took the place of.
         self.of.remove(&inode);
-        if self.count > first {
+        if told && self.count > first {
             self.of.insert(inode, (first, self.count - first));
         }
         Ok(len)
@@ -94,7 +100,7 @@ mod tests {
     #[test]
     fn whole_chunks_are_known_and_rests_are_not() {
         let dir = tempfile::tempdir().unwrap();
-        let mut bodies = Bodies::new(ChunkHash::Blake3, dir.path()).unwrap();
+        let mut bodies = Bodies::new(ChunkHash::Blake3, dir.path(), Promise::default()).unwrap();
         let bytes: Vec<u8> = (0..2 * CHUNK + 5).map(|at| (at / 1000) as u8).collect();
         let mut inodes = Vec::new();
         for name in ["a", "b"] {

@@ -1,6 +1,7 @@
 //! The payload's bytes in their order, each as soon as it is here.
 
 use std::io::{self, Read};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) struct Shared {
     stopped: Mutex<bool>,
     changed: Condvar,
+    /// Bytes that were read.
+    read: AtomicU64,
 }
 
 impl Shared {
@@ -26,6 +29,11 @@ impl Shared {
 
     pub(super) fn is_stopped(&self) -> bool {
         *self.stopped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many bytes of the payload were read so far.
+    pub(super) fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
     }
 
     /// Sleeps until something has changed; `false` when stopped.
@@ -96,6 +104,7 @@ impl Read for InOrder {
                 // One that cannot be read is not here any more, and comes again.
                 if read.is_ok() {
                     self.at += now;
+                    self.shared.read.fetch_add(now as u64, Ordering::Relaxed);
                     if self.at == len {
                         self.index.0 += 1;
                         self.at = 0;

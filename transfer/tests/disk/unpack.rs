@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
+use rustix::mount::{MountFlags, mount_remount};
 use stage_core::ask::{Copy, Kind, Removal, State};
 use stage_core::assignment::IfExists;
 use stage_core::chunk::CHUNK;
@@ -19,6 +20,7 @@ use stage_transfer::target::{Preparation, Publication, PublishError, Target};
 use tar::{Builder, EntryType, Header};
 
 use crate::bench::{Bench, MODE, MTIME, content};
+use crate::places::Tmpfs;
 
 fn entry(kind: EntryType, path: &str, mode: u32, size: u64) -> Header {
     let mut header = Header::new_gnu();
