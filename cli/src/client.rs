@@ -431,10 +431,18 @@ fn accept(failure: Option<&v1::Failure>) -> Result<(), Error> {
 }
 
 fn away(url: &CoordinatorUrl, cause: &str) -> Error {
+    // What answers, but not as it should, is not helped by a start.
+    let hint = if cause.contains("invalid peer certificate") {
+        "give the CA of the coordinator's cluster with --ca or STAGE_CA; if that is it, the coordinator's certificate is not what it should be"
+    } else if url.to_string().starts_with("http:") && cause.contains("broken pipe") {
+        "something answers there, but not without TLS: try https://, with --ca, --cert and --key"
+    } else {
+        "see that `stage coordinator` runs there, or give its address with --coordinator URL or STAGE_COORDINATOR"
+    };
     Failure::new(
         Code::NoCoordinator,
         format!("no coordinator at {url}: {cause}"),
-        "see that `stage coordinator` runs there, or give its address with --coordinator URL or STAGE_COORDINATOR",
+        hint,
     )
     .into()
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::Resumption;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -39,8 +39,15 @@ impl Tls {
         let chain = certs(cert)?;
         let identity = identity_of(&chain[0])?;
         let private = || {
-            PrivateKeyDer::from_pem_file(key)
-                .map_err(|error| fault(key, format!("holds no usable private key in PEM: {error}")))
+            PrivateKeyDer::from_pem_file(key).map_err(|error| {
+                fault(
+                    key,
+                    match error {
+                        pem::Error::Io(error) => error.to_string(),
+                        other => format!("holds no usable private key in PEM: {other}"),
+                    },
+                )
+            })
         };
         let mut roots = RootCertStore::empty();
         for root in certs(ca)? {

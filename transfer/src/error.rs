@@ -13,7 +13,7 @@ pub enum TransferError {
     #[error(transparent)]
     Net(#[from] NetError),
     /// A connection broke.
-    #[error("connection broke: {0}")]
+    #[error("{}", broke(.0))]
     Io(#[from] io::Error),
     /// The peer said nothing within the deadline.
     #[error("no answer within {0} s")]
@@ -45,6 +45,14 @@ pub enum TransferError {
     /// The plane was stopped.
     #[error("stopped")]
     Stopped,
+}
+
+/// How a connection ended, for people: who was killed says no good-bye.
+fn broke(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it closed the connection (it ended, or was killed)".to_owned(),
+        _ => format!("connection broke: {error}"),
+    }
 }
 
 impl TransferError {
@@ -88,5 +96,26 @@ impl TransferError {
             )
             .on(peer),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_peer_is_told_in_words() {
+        // rustls says much more, and where its manual explains it.
+        let error = io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "peer closed connection without sending TLS close_notify",
+        );
+        let said = TransferError::from(error).to_string();
+        assert_eq!(said, "it closed the connection (it ended, or was killed)");
+        let error = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            TransferError::from(error).to_string(),
+            "connection broke: connection reset"
+        );
     }
 }
