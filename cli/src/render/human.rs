@@ -276,6 +276,12 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
     if let Some(left) = job.remaining() {
         writeln!(out, "about {} left", show_time(left))?;
     }
+    if !job.state.is_ended() {
+        // A push has said it when it happened; who looks later reads it here.
+        for remark in job.remarks.iter().skip(job.remarks.len().saturating_sub(3)) {
+            writeln!(out, "lately: {remark}")?;
+        }
+    }
     if let Some(verdict) = &job.verdict
         && job.is_worth_a_verdict()
     {
@@ -490,6 +496,29 @@ mod tests {
         sha256 not known yet: 512.00 MiB of 1.00 GiB are hashed
         source n0 read 512.00 MiB and sent 512.00 MiB
         ");
+    }
+
+    #[test]
+    fn who_looks_at_a_running_job_reads_what_was_said_lately() {
+        let mut running = job(vec![receiving("n1", "n0", 5)]);
+        running.remarks = ["a", "b", "n1 moved", "contact with the source n0 is lost"]
+            .map(str::to_owned)
+            .into();
+        let mut out = Vec::new();
+        end(&mut out, &running).unwrap();
+        let shown = String::from_utf8(out).unwrap();
+        let lately: Vec<_> = shown
+            .lines()
+            .filter(|line| line.starts_with("lately: "))
+            .collect();
+        assert_eq!(
+            lately,
+            [
+                "lately: b",
+                "lately: n1 moved",
+                "lately: contact with the source n0 is lost"
+            ]
+        );
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::advance::away;
 use super::{
-    Effect, Event, Job, LEASE, Now, PREPARE_DEADLINE, PROBE_EVERY, Phase, Presence, TargetState, UnfitRule,
+    Effect, Event, Job, LEASE, Now, PREPARE_DEADLINE, PROBE_EVERY, Phase, Presence, SOURCE_LOST, TargetState,
+    UnfitRule,
 };
 use crate::failure::{Code, Failure};
 use crate::id::NodeName;
@@ -142,8 +143,11 @@ impl Job {
         if !self.record.phase.is_ended() || held {
             self.touch(node);
         }
-        if *node == self.spec.source {
-            self.source_gone_since = None;
+        if *node == self.spec.source
+            && self.source_gone_since.take().is_some()
+            && self.record.phase.is_running()
+        {
+            self.remark(format!("the source {node} is here again"));
         }
         let Some(at) = self.index.get(node).copied() else {
             return;
@@ -187,7 +191,15 @@ impl Job {
             // It has been silent for a lease already.
             self.source_gone_since = Some(self.now.up.saturating_sub(LEASE));
             if self.record.phase.is_running() {
-                self.remark(format!("contact with the source {node} is lost"));
+                let then = match self.record.fin {
+                    // Whoever has everything is a source now.
+                    Some(_) => String::new(),
+                    None => format!(
+                        ": if it stays away for {} s the job fails, and `stage retry` can take it up from there",
+                        SOURCE_LOST.as_secs()
+                    ),
+                };
+                self.remark(format!("contact with the source {node} is lost{then}"));
             }
         }
         if let Some(at) = self.index.get(node).copied()
