@@ -69,7 +69,15 @@ struct Agent {
     leaving: bool,
     /// Its lease runs.
     up: bool,
+    /// Since when it has a session, or has none.
     since_unix_ms: u64,
+}
+
+impl Agent {
+    /// It has a session. Without one its jobs wait until its lease ends, but who asks is told at once that it is away.
+    fn is_here(&self) -> bool {
+        self.up && self.session.is_some()
+    }
 }
 
 struct Refusal {
@@ -154,7 +162,7 @@ impl Fleet {
         self.refused.remove(registration.node.as_str());
         let old = self.agents.get(&registration.node);
         let since_unix_ms = old
-            .filter(|agent| agent.up)
+            .filter(|agent| agent.is_here())
             .map_or(now.unix_ms, |agent| agent.since_unix_ms);
         let agent = Agent {
             instance: registration.instance,
@@ -250,9 +258,9 @@ impl Fleet {
             return false;
         }
         agent.session = None;
+        agent.since_unix_ms = now.unix_ms;
         if agent.leaving && agent.up {
             agent.up = false;
-            agent.since_unix_ms = now.unix_ms;
             return true;
         }
         false
@@ -278,8 +286,9 @@ impl Fleet {
         for (node, agent) in &mut self.agents {
             if agent.up && agent.heard + LEASE <= now.up {
                 agent.up = false;
-                agent.session = None;
-                agent.since_unix_ms = now.unix_ms;
+                if agent.session.take().is_some() {
+                    agent.since_unix_ms = now.unix_ms;
+                }
                 gone.push(node.clone());
             }
         }
@@ -392,7 +401,7 @@ impl Fleet {
             let up = agent.is_some_and(|agent| agent.up);
             let (state, since_unix_ms) = match (self.drained.get(&node.name), agent) {
                 (Some(since), _) => ("drained", *since),
-                (None, Some(agent)) if agent.up => ("up", agent.since_unix_ms),
+                (None, Some(agent)) if agent.is_here() => ("up", agent.since_unix_ms),
                 (None, Some(agent)) => ("away", agent.since_unix_ms),
                 (None, None) => ("away", self.started_unix_ms),
             };

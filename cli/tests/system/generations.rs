@@ -180,6 +180,7 @@ fn fifty_replacing_pushes_and_kills_show_no_mixed_view() {
         let point = (number % 5 == 0).then(|| POINTS[(number / 5) as usize % POINTS.len()]);
         if let Some(point) = point {
             cluster.kill_agent(1);
+            cluster.wait_up(1);
             cluster.start_agent_to_die_at(1, point);
             cluster.wait_up(2);
         }
