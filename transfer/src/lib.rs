@@ -34,6 +34,7 @@ mod beat;
 pub mod budget;
 mod clock;
 mod crash;
+mod drive;
 mod durable;
 pub mod error;
 mod fault;

@@ -17,8 +17,8 @@ mod tie;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -33,9 +33,9 @@ use tokio::sync::mpsc;
 
 use crate::budget::ChunkBuf;
 use crate::clock::Doing;
+use crate::drive::{Drive, End, LOOK, no_thread};
 use crate::frame::Waits;
-use crate::outbound::{Member, Served, Serving};
-use crate::pace::Pacer;
+use crate::outbound::{Member, Serving};
 use crate::plane::DataPlane;
 use crate::source::SourceCounters;
 use crate::source::files::Files;
@@ -45,9 +45,6 @@ use crate::sync::lock;
 use input::Input;
 use spool::Spool;
 pub use tie::Tie;
-
-/// How late a stop is seen by whoever waits for something else.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// How long stopping waits for a read that hangs.
 const LEAVE: Duration = Duration::from_secs(2);
@@ -82,80 +79,16 @@ pub struct PipeConfig {
 /// What the threads share.
 struct Shared {
     store: Arc<Store>,
-    served: Arc<Served>,
+    drive: Drive,
     expect: Vec<Expectation>,
-    pace: Pacer,
-    events: mpsc::Sender<SourceReport>,
     tie: Arc<Tie>,
-    bytes_read: AtomicU64,
-    sha256_bytes: AtomicU64,
-    progress: Mutex<Progress>,
-    progressed: Condvar,
-    stop: AtomicBool,
-}
-
-#[derive(Default)]
-struct Progress {
-    /// Chunks that are here, from the first on.
-    read: u32,
-    /// No more comes.
-    ended: bool,
-    /// The digests of all of it are known, and as expected.
-    digested: bool,
-    /// FINAL is declared.
-    declared: bool,
-    failed: bool,
-}
-
-/// Why the reading ended before its end.
-enum End {
-    Stopped,
-    Failed(Failure),
 }
 
 impl Shared {
-    fn is_over(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || lock(&self.progress).failed
-    }
-
-    fn say(&self, mut report: SourceReport) {
-        while !self.stop.load(Ordering::Relaxed) {
-            match self.events.try_send(report) {
-                Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return,
-                Err(mpsc::error::TrySendError::Full(back)) => report = back,
-            }
-            std::thread::sleep(LOOK / 5);
-        }
-    }
-
-    /// It cannot go on: said once.
+    /// It cannot go on.
     fn fail(&self, failure: Failure) {
-        let first = !std::mem::replace(&mut lock(&self.progress).failed, true);
-        self.progressed.notify_all();
-        if first {
-            self.say(SourceReport::Failed(failure.on(&self.served.node)));
-        }
+        self.drive.fail(failure);
         self.tie.over();
-    }
-
-    fn advance(&self, change: impl FnOnce(&mut Progress)) {
-        change(&mut lock(&self.progress));
-        self.progressed.notify_all();
-    }
-
-    /// Blocks until `ready` says so; `false` if it has stopped or failed before.
-    fn wait(&self, ready: impl Fn(&Progress) -> bool) -> bool {
-        let mut progress = lock(&self.progress);
-        loop {
-            if self.stop.load(Ordering::Relaxed) || progress.failed {
-                return false;
-            }
-            if ready(&progress) {
-                return true;
-            }
-            let wait = self.progressed.wait_timeout(progress, LOOK);
-            progress = wait.unwrap_or_else(PoisonError::into_inner).0;
-        }
     }
 }
 
@@ -215,28 +148,15 @@ impl Pipe {
         let serving = plane.serve_as(member, store.clone(), true);
         let shared = Arc::new(Shared {
             store,
-            served: serving.served.clone(),
+            drive: Drive::new(serving.served.clone(), config.source_limit, events),
             expect: config.expect,
-            pace: Pacer::new(config.source_limit),
-            events,
             tie: config.tie,
-            bytes_read: AtomicU64::new(0),
-            sha256_bytes: AtomicU64::new(0),
-            progress: Mutex::default(),
-            progressed: Condvar::new(),
-            stop: AtomicBool::new(false),
         });
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
                 .name(name.to_owned())
                 .spawn(work)
-                .map_err(|error| {
-                    Failure::new(
-                        Code::Internal,
-                        format!("no thread for the stream: {error}"),
-                        "raise the agent's limit of tasks",
-                    )
-                })
+                .map_err(|error| no_thread(&error))
         };
         let (reading, hashing) = (shared.clone(), shared.clone());
         let input = Input::new(config.input);
@@ -264,8 +184,8 @@ impl Pipe {
     /// What it has done so far.
     pub fn counters(&self) -> SourceCounters {
         SourceCounters {
-            source_bytes_read: self.shared.bytes_read.load(Ordering::Relaxed),
-            sha256_bytes: self.shared.sha256_bytes.load(Ordering::Relaxed),
+            source_bytes_read: self.shared.drive.bytes_read.load(Ordering::Relaxed),
+            sha256_bytes: self.shared.drive.sha256_bytes.load(Ordering::Relaxed),
             serving: self.serving.counters(),
         }
     }
@@ -278,7 +198,7 @@ impl Pipe {
         let until = tokio::time::Instant::now() + LEAVE;
         while !threads.iter().all(JoinHandle::is_finished) {
             if tokio::time::Instant::now() >= until {
-                tracing::warn!(job = %self.shared.served.job, "a read of a stream hangs; it is left behind");
+                tracing::warn!(job = %self.shared.drive.served.job, "a read of a stream hangs; it is left behind");
                 break;
             }
             tokio::time::sleep(LOOK / 10).await;
@@ -291,10 +211,8 @@ impl Pipe {
     }
 
     fn halt(&self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.progressed.notify_all();
         self.shared.tie.over();
-        self.shared.served.end();
+        self.shared.drive.halt();
     }
 }
 
@@ -306,7 +224,7 @@ impl Drop for Pipe {
 
 impl std::fmt::Debug for Pipe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pipe({})", self.shared.served.job)
+        write!(f, "Pipe({})", self.shared.drive.served.job)
     }
 }
 
@@ -319,8 +237,8 @@ fn run(shared: &Shared, mut input: Input, mut spool: Spool) {
     match done {
         Ok(fin) => {
             // In this order: whoever waits for the declaration must find it said.
-            shared.say(SourceReport::Final(fin));
-            shared.advance(|progress| progress.declared = true);
+            shared.drive.say(SourceReport::Final(fin));
+            shared.drive.advance(|progress| progress.declared = true);
         }
         Err(End::Stopped) => {}
         Err(End::Failed(failure)) => shared.fail(failure),
@@ -329,16 +247,16 @@ fn run(shared: &Shared, mut input: Input, mut spool: Spool) {
 
 /// Reads to the end; gives how many bytes came.
 fn read_all(shared: &Shared, input: &mut Input, spool: &mut Spool) -> Result<ByteCount, End> {
-    let clock = &shared.served.reader;
+    let clock = &shared.drive.served.reader;
     let _running = clock.enter();
     let store = &shared.store;
     let mut hasher = ChunkHasher::new(store.hash());
     let mut own = Vec::new();
     let mut bytes = 0;
     for index in (0..).map(ChunkIndex) {
-        wait_as(shared, Waits::Nothing);
-        let wanted = || shared.served.wait_for_demand(index.0, &shared.stop);
-        if shared.is_over() || !clock.time(Doing::Idle, wanted) {
+        shared.drive.wait_as(Waits::Nothing);
+        let wanted = || shared.drive.served.wait_for_demand(index.0, shared.drive.stop());
+        if shared.drive.is_over() || !clock.time(Doing::Idle, wanted) {
             return Err(End::Stopped);
         }
         let claim = store.claim(index).ok_or_else(|| {
@@ -348,10 +266,10 @@ fn read_all(shared: &Shared, input: &mut Input, spool: &mut Spool) -> Result<Byt
                 "split it",
             ))
         })?;
-        let mut buffer = shared.served.budget.take();
+        let mut buffer = shared.drive.served.budget.take();
         let mut len = 0;
         while len < CHUNK as usize {
-            wait_as(shared, Waits::Source);
+            shared.drive.wait_as(Waits::Source);
             let block = match &mut buffer {
                 Some(buffer) => &mut buffer.resize(len + BLOCK)[len..],
                 None => {
@@ -364,8 +282,8 @@ fn read_all(shared: &Shared, input: &mut Input, spool: &mut Spool) -> Result<Byt
             clock.time(Doing::Work, || hasher.update(block));
             spool.write(bytes + len as u64, block).map_err(End::Failed)?;
             len += got;
-            shared.bytes_read.fetch_add(got as u64, Ordering::Relaxed);
-            pause(shared, got)?;
+            shared.drive.bytes_read.fetch_add(got as u64, Ordering::Relaxed);
+            shared.drive.pause(got)?;
             if got < BLOCK {
                 break;
             }
@@ -380,14 +298,14 @@ fn read_all(shared: &Shared, input: &mut Input, spool: &mut Spool) -> Result<Byt
                 Arc::new(buffer)
             });
             claim.keep(hasher.finish(), buffer).map_err(End::Failed)?;
-            shared.advance(|progress| progress.read = index.0 + 1);
+            shared.drive.advance(|progress| progress.read = index.0 + 1);
         }
         if len < CHUNK as usize {
             break;
         }
     }
-    wait_as(shared, Waits::Nothing);
-    shared.advance(|progress| progress.ended = true);
+    shared.drive.wait_as(Waits::Nothing);
+    shared.drive.advance(|progress| progress.ended = true);
     Ok(ByteCount(bytes))
 }
 
@@ -395,7 +313,7 @@ fn read_all(shared: &Shared, input: &mut Input, spool: &mut Spool) -> Result<Byt
 fn fill(shared: &Shared, input: &mut Input, block: &mut [u8]) -> Result<usize, End> {
     let mut at = 0;
     while at < block.len() {
-        if shared.is_over() {
+        if shared.drive.is_over() {
             return Err(End::Stopped);
         }
         if let Some(failure) = shared.tie.cut_by() {
@@ -421,7 +339,7 @@ fn fill(shared: &Shared, input: &mut Input, block: &mut [u8]) -> Result<usize, E
 fn declare(shared: &Shared, bytes: ByteCount) -> Result<Final, End> {
     shared.tie.end(bytes);
     loop {
-        if shared.is_over() {
+        if shared.drive.is_over() {
             return Err(End::Stopped);
         }
         match shared.tie.wait_seen(LOOK) {
@@ -430,7 +348,7 @@ fn declare(shared: &Shared, bytes: ByteCount) -> Result<Final, End> {
             None => {}
         }
     }
-    if !shared.expect.is_empty() && !shared.wait(|progress| progress.digested) {
+    if !shared.expect.is_empty() && !shared.drive.wait(|progress| progress.digested) {
         return Err(End::Stopped);
     }
     Ok(Final {
@@ -438,21 +356,4 @@ fn declare(shared: &Shared, bytes: ByteCount) -> Result<Final, End> {
         chunks: shared.store.layout().count(),
         data: bytes,
     })
-}
-
-/// Sleeps as long as the limit says.
-fn pause(shared: &Shared, bytes: usize) -> Result<(), End> {
-    let passed = shared.served.reader.time(Doing::Limit, || {
-        shared.pace.wait(bytes, || {
-            // Asked only when there is something to wait for.
-            wait_as(shared, Waits::Limit);
-            shared.is_over()
-        })
-    });
-    if passed { Ok(()) } else { Err(End::Stopped) }
-}
-
-/// What the beat says that the bytes wait for.
-fn wait_as(shared: &Shared, waits: Waits) {
-    *lock(&shared.served.waits) = waits;
 }

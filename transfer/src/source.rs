@@ -17,22 +17,21 @@ mod walk;
 mod watch;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use stage_core::assignment::{SourceReport, SourceSpec};
 use stage_core::digest::ChunkHash;
-use stage_core::failure::{Code, Failure};
+use stage_core::failure::Failure;
 use stage_core::id::{JobId, JobKey, NodeName};
 use stage_core::payload::Payload;
 use stage_core::units::Rate;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::outbound::{Member, Served, Serving, ServingCounters};
-use crate::pace::Pacer;
+use crate::drive::{Drive, no_thread};
+use crate::outbound::{Member, Serving, ServingCounters};
 use crate::plane::DataPlane;
 use crate::store::Store;
 use crate::sync::lock;
@@ -79,101 +78,27 @@ pub struct SourceCounters {
 /// What the source's threads share.
 struct Shared {
     store: Arc<Store>,
-    served: Arc<Served>,
+    drive: Drive,
     /// What is sent, as text.
     path: String,
     files: Arc<Files>,
     expect: Vec<Wanted>,
-    pace: Pacer,
-    events: mpsc::Sender<SourceReport>,
-    bytes_read: AtomicU64,
-    sha256_bytes: AtomicU64,
-    progress: Mutex<Progress>,
-    progressed: Condvar,
-    stop: AtomicBool,
     stopping: CancellationToken,
 }
 
-#[derive(Default)]
-struct Progress {
-    /// Chunks that are here, from the first on.
-    read: u32,
-    /// The digests of all files are known.
-    digested: bool,
-    /// FINAL is declared.
-    declared: bool,
-    failed: bool,
-}
-
 impl Shared {
-    fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    /// Says something, from a thread; gives up when stopped.
-    fn say(&self, report: SourceReport) {
-        let mut report = report;
-        while !self.is_stopped() {
-            match self.events.try_send(report) {
-                Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return,
-                Err(mpsc::error::TrySendError::Full(back)) => report = back,
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// The source cannot go on: said once, and nothing more is read.
+    /// The source cannot go on.
     fn fail(&self, failure: Failure) {
-        let first = {
-            let mut progress = lock(&self.progress);
-            !std::mem::replace(&mut progress.failed, true)
+        let failure = match failure.path {
+            Some(_) => failure,
+            None => failure.at(self.path.clone()),
         };
-        self.progressed.notify_all();
-        if first {
-            let failure = match failure.path {
-                Some(_) => failure,
-                None => failure.at(self.path.clone()),
-            };
-            self.say(SourceReport::Failed(failure.on(&self.served.node)));
-        }
+        self.drive.fail(failure);
     }
 
     fn has_read_all(&self) -> bool {
-        lock(&self.progress).read == self.store.layout().count()
+        self.drive.look(|progress| progress.read == self.store.layout().count())
     }
-
-    fn has_failed(&self) -> bool {
-        lock(&self.progress).failed
-    }
-
-    /// Changes what is known of the progress, and wakes who waits for it.
-    fn advance(&self, change: impl FnOnce(&mut Progress)) {
-        change(&mut lock(&self.progress));
-        self.progressed.notify_all();
-    }
-
-    /// Blocks until `ready` says so; `false` if the source has stopped or failed before.
-    fn wait(&self, ready: impl Fn(&Progress) -> bool) -> bool {
-        let mut progress = lock(&self.progress);
-        loop {
-            if self.is_stopped() || progress.failed {
-                return false;
-            }
-            if ready(&progress) {
-                return true;
-            }
-            let wait = self.progressed.wait_timeout(progress, Duration::from_millis(100));
-            progress = wait.unwrap_or_else(std::sync::PoisonError::into_inner).0;
-        }
-    }
-}
-
-fn no_thread(error: &std::io::Error) -> Failure {
-    Failure::new(
-        Code::Internal,
-        format!("no thread for the source: {error}"),
-        "raise the agent's limit of tasks",
-    )
 }
 
 /// One source at work.
@@ -246,17 +171,10 @@ impl Source {
         let serving = plane.serve_as(member, store.clone(), true);
         let shared = Arc::new(Shared {
             store,
-            served: serving.served.clone(),
+            drive: Drive::new(serving.served.clone(), config.spec.limit, events),
             path,
             files,
             expect,
-            pace: Pacer::new(config.spec.limit),
-            events,
-            bytes_read: AtomicU64::new(0),
-            sha256_bytes: AtomicU64::new(0),
-            progress: Mutex::default(),
-            progressed: Condvar::new(),
-            stop: AtomicBool::new(false),
             stopping: CancellationToken::new(),
         });
         let thread = |name: &str, run: fn(&Shared)| {
@@ -290,15 +208,15 @@ impl Source {
 
     /// What may be read a second from now on.
     pub fn set_source_limit(&self, limit: Option<Rate>) {
-        self.shared.pace.set(limit);
+        self.shared.drive.pace.set(limit);
     }
 
     /// What it has done so far.
     pub fn counters(&self) -> SourceCounters {
-        let again = self.shared.served.bytes_read_back.load(Ordering::Relaxed);
+        let again = self.shared.drive.served.bytes_read_back.load(Ordering::Relaxed);
         SourceCounters {
-            source_bytes_read: self.shared.bytes_read.load(Ordering::Relaxed) + again,
-            sha256_bytes: self.shared.sha256_bytes.load(Ordering::Relaxed),
+            source_bytes_read: self.shared.drive.bytes_read.load(Ordering::Relaxed) + again,
+            sha256_bytes: self.shared.drive.sha256_bytes.load(Ordering::Relaxed),
             serving: self.serving.counters(),
         }
     }
@@ -315,10 +233,8 @@ impl Source {
     }
 
     fn halt(&self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.stopping.cancel();
-        self.shared.progressed.notify_all();
-        self.shared.served.end();
+        self.shared.drive.halt();
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn run(shared: &Shared) {
     let mut md5 = wants_md5.then(Md5::new);
     let mut own = Vec::new();
     for index in (0..).map(ChunkIndex) {
-        if !shared.wait(|progress| progress.read > index.0 || progress.ended) {
+        if !shared.drive.wait(|progress| progress.read > index.0 || progress.ended) {
             return;
         }
         if !store.layout().contains(index) {
@@ -49,8 +49,7 @@ pub(super) fn run(shared: &Shared) {
         if let Some(md5) = &mut md5 {
             md5.update(bytes);
         }
-        shared
-            .sha256_bytes
+        shared.drive.sha256_bytes
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
     let sha256 = FileDigest(sha256.finalize().into());
@@ -71,8 +70,8 @@ pub(super) fn run(shared: &Shared) {
             "check what writes into it, or the file given with --expect",
         ));
     }
-    shared.advance(|progress| progress.digested = true);
-    if shared.wait(|progress| progress.declared) {
-        shared.say(SourceReport::Sha256(sha256));
+    shared.drive.advance(|progress| progress.digested = true);
+    if shared.drive.wait(|progress| progress.declared) {
+        shared.drive.say(SourceReport::Sha256(sha256));
     }
 }

@@ -11,20 +11,14 @@ use stage_core::failure::{Code, Failure};
 use super::Shared;
 use crate::clock::Doing;
 use crate::frame::Waits;
-use crate::sync::lock;
-
-/// Why the reading ended before its end.
-enum End {
-    Stopped,
-    Failed(Failure),
-}
+use crate::drive::End;
 
 pub(super) fn run(shared: &Shared) {
     match read_all(shared).and_then(|()| declare(shared)) {
         Ok(fin) => {
             // In this order: whoever waits for the declaration must find it said.
-            shared.say(SourceReport::Final(fin));
-            shared.advance(|progress| progress.declared = true);
+            shared.drive.say(SourceReport::Final(fin));
+            shared.drive.advance(|progress| progress.declared = true);
         }
         Err(End::Stopped) => {}
         Err(End::Failed(failure)) => shared.fail(failure),
@@ -32,15 +26,15 @@ pub(super) fn run(shared: &Shared) {
 }
 
 fn read_all(shared: &Shared) -> Result<(), End> {
-    let clock = &shared.served.reader;
+    let clock = &shared.drive.served.reader;
     let _running = clock.enter();
     let store = &shared.store;
     let mut hasher = ChunkHasher::new(store.hash());
     let mut own = Vec::new();
     for index in (0..store.layout().count()).map(ChunkIndex) {
-        wait_as(shared, Waits::Nothing);
-        let wanted = || shared.served.wait_for_demand(index.0, &shared.stop);
-        if shared.has_failed() || !clock.time(Doing::Idle, wanted) {
+        shared.drive.wait_as(Waits::Nothing);
+        let wanted = || shared.drive.served.wait_for_demand(index.0, shared.drive.stop());
+        if shared.drive.is_over() || !clock.time(Doing::Idle, wanted) {
             return Err(End::Stopped);
         }
         let claim = store.claim(index).ok_or_else(|| {
@@ -53,14 +47,14 @@ fn read_all(shared: &Shared) -> Result<(), End> {
         let len = store.layout().len(index);
         // The head is in memory: neither read from the source nor held back by its limit.
         let is_data = matches!(store.layout().part(index), Part::Data(_));
-        let mut buffer = shared.served.budget.take();
+        let mut buffer = shared.drive.served.budget.take();
         let mut at = 0;
         while at < len {
             let now = BLOCK.min(len - at);
             if is_data {
-                pause(shared, now)?;
+                shared.drive.pause(now)?;
             }
-            wait_as(shared, Waits::Source);
+            shared.drive.wait_as(Waits::Source);
             let block = match &mut buffer {
                 Some(buffer) => &mut buffer.resize(len)[at..at + now],
                 None => {
@@ -73,27 +67,27 @@ fn read_all(shared: &Shared) -> Result<(), End> {
                 .map_err(End::Failed)?;
             clock.time(Doing::Work, || hasher.update(block));
             if is_data {
-                shared.bytes_read.fetch_add(now as u64, Ordering::Relaxed);
+                shared.drive.bytes_read.fetch_add(now as u64, Ordering::Relaxed);
             }
             at += now;
         }
         claim
             .keep(hasher.finish(), buffer.map(Arc::new))
             .map_err(End::Failed)?;
-        shared.advance(|progress| progress.read = index.0 + 1);
+        shared.drive.advance(|progress| progress.read = index.0 + 1);
     }
-    wait_as(shared, Waits::Nothing);
+    shared.drive.wait_as(Waits::Nothing);
     Ok(())
 }
 
 /// All is read: what it was, provided that it still is.
 fn declare(shared: &Shared) -> Result<Final, End> {
-    if !shared.expect.is_empty() && !shared.wait(|progress| progress.digested) {
+    if !shared.expect.is_empty() && !shared.drive.wait(|progress| progress.digested) {
         return Err(End::Stopped);
     }
     shared.all_unchanged().map_err(End::Failed)?;
     shared.holes_unchanged().map_err(End::Failed)?;
-    if shared.is_stopped() || shared.has_failed() {
+    if shared.drive.is_over() {
         return Err(End::Stopped);
     }
     Ok(Final {
@@ -101,21 +95,4 @@ fn declare(shared: &Shared) -> Result<Final, End> {
         chunks: shared.store.layout().count(),
         data: shared.store.layout().data(),
     })
-}
-
-/// Sleeps as long as the limit says.
-fn pause(shared: &Shared, bytes: usize) -> Result<(), End> {
-    let passed = shared.served.reader.time(Doing::Limit, || {
-        shared.pace.wait(bytes, || {
-            // Asked only when there is something to wait for.
-            wait_as(shared, Waits::Limit);
-            shared.is_stopped() || shared.has_failed()
-        })
-    });
-    if passed { Ok(()) } else { Err(End::Stopped) }
-}
-
-/// What the beat says that the bytes wait for.
-fn wait_as(shared: &Shared, waits: Waits) {
-    *lock(&shared.served.waits) = waits;
 }

@@ -19,8 +19,9 @@ use stage_core::failure::{Code, Failure};
 use stage_core::manifest::Kind;
 
 use super::expect::Wanted;
-use super::{Shared, files, listing, no_thread};
+use super::{Shared, files, listing};
 use crate::budget::ChunkBuf;
+use crate::drive::{End, no_thread};
 use crate::sparse::ZEROS;
 use crate::store::map::{Map, size_of};
 
@@ -33,19 +34,13 @@ const WAY: Duration = Duration::from_millis(50);
 /// So much time of the lane tells whether it gets the processor.
 const LATELY: Duration = Duration::from_millis(20);
 
-/// Why the lane ended before its end.
-enum End {
-    Stopped,
-    Failed(Failure),
-}
-
 pub(super) fn run(shared: &Shared) {
     match hash_all(shared) {
         Ok(sha256) => {
-            shared.advance(|progress| progress.digested = true);
+            shared.drive.advance(|progress| progress.digested = true);
             // A digest of a file that has changed would be of nothing that exists.
-            if shared.wait(|progress| progress.declared) {
-                shared.say(SourceReport::Sha256(sha256));
+            if shared.drive.wait(|progress| progress.declared) {
+                shared.drive.say(SourceReport::Sha256(sha256));
             }
         }
         Err(End::Stopped) => {}
@@ -78,7 +73,7 @@ fn hash_all(shared: &Shared) -> Result<FileDigest, End> {
             .map_err(|error| End::Failed(no_thread(&error)))?;
         let hashed = lane.all(chunks, &back, &crowded);
         over.store(true, Ordering::Relaxed);
-        shared.progressed.notify_all();
+        shared.drive.wake();
         let supplied = supply.join().expect("supplying chunks does not panic");
         hashed.and(supplied)
     })?;
@@ -123,7 +118,7 @@ impl Supply<'_> {
         let store = &self.shared.store;
         for index in (0..store.layout().count()).map(ChunkIndex) {
             let over = || self.over.load(Ordering::Relaxed);
-            if !self.shared.wait(|progress| progress.read > index.0 || over()) || over() {
+            if !self.shared.drive.wait(|progress| progress.read > index.0 || over()) || over() {
                 return Err(End::Stopped);
             }
             let Part::Data(place) = store.layout().part(index) else {
@@ -162,9 +157,9 @@ impl Supply<'_> {
         while is_first
             && self.crowded.load(Ordering::Relaxed)
             && since.elapsed() < WAY
-            && !self.shared.is_stopped()
+            && !self.shared.drive.is_stopped()
             && !self.over.load(Ordering::Relaxed)
-            && !(self.shared.has_read_all() && self.shared.served.is_idle())
+            && !(self.shared.has_read_all() && self.shared.drive.served.is_idle())
         {
             std::thread::park_timeout(WAY / 10);
         }
@@ -326,7 +321,7 @@ impl Lane<'_> {
 
     fn zeros_to(&self, file: &mut Hashing, end: u64) -> Result<(), End> {
         while file.at < end {
-            if self.shared.is_stopped() || self.shared.has_failed() {
+            if self.shared.drive.is_over() {
                 return Err(End::Stopped);
             }
             let some = (end - file.at).min(ZEROS.len() as u64) as usize;
@@ -341,7 +336,7 @@ impl Lane<'_> {
             md5.update(bytes);
         }
         file.at += bytes.len() as u64;
-        let passed = &self.shared.sha256_bytes;
+        let passed = &self.shared.drive.sha256_bytes;
         passed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
 }
@@ -351,7 +346,7 @@ fn read_again(shared: &Shared, index: ChunkIndex, own: &mut Vec<u8>) -> Result<(
     let store = &shared.store;
     own.resize(store.layout().len(index), 0);
     store.read(index, 0, own)?;
-    shared.bytes_read.fetch_add(own.len() as u64, Ordering::Relaxed);
+    shared.drive.bytes_read.fetch_add(own.len() as u64, Ordering::Relaxed);
     if store.digest(index) != Some(chunk_digest(store.hash(), own)) {
         return Err(files::changed(
             &format!("chunk {index} reads differently now"),

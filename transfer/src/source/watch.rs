@@ -40,7 +40,7 @@ impl Shared {
         let map = self.store.map()?;
         let mut doubted = Vec::new();
         for entry in entries {
-            if self.is_stopped() || self.has_failed() {
+            if self.drive.is_over() {
                 return Ok(());
             }
             if let Change::Perhaps(now) = self.files.change(map, entry)? {
@@ -63,13 +63,13 @@ impl Shared {
     fn compare_again(&self, files: &[u32]) -> Result<bool, Failure> {
         let store = &self.store;
         let map = store.map()?;
-        let read = lock(&self.progress).read;
+        let read = self.drive.look(|progress| progress.read);
         let mut bytes = Vec::new();
         let mut compared = ChunkSet::empty(read);
         let all = places(map.entries(), files);
         for (entry, place) in all {
             for index in chunks(store.layout(), place).map(ChunkIndex) {
-                if self.is_stopped() || self.has_failed() {
+                if self.drive.is_over() {
                     return Ok(false);
                 }
                 // Not read yet, or seen with another file's part of it.
@@ -78,7 +78,7 @@ impl Shared {
                 }
                 bytes.resize(store.layout().len(index), 0);
                 store.read(index, 0, &mut bytes)?;
-                self.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                self.drive.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 if store.digest(index) != Some(chunk_digest(store.hash(), &bytes)) {
                     let what = format!("chunk {index} reads differently now");
                     return Err(self.files.changed(map, entry, &what));
@@ -155,11 +155,8 @@ pub(super) async fn run(shared: Arc<Shared>) {
             () = shared.stopping.cancelled() => return,
             _ = look.tick() => {}
         }
-        {
-            let progress = lock(&shared.progress);
-            if progress.declared || progress.failed {
-                return;
-            }
+        if shared.drive.is_over() || shared.drive.look(|progress| progress.declared) {
+            return;
         }
         let looked = shared.clone();
         let begun = Instant::now();
@@ -169,7 +166,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             let some = from..from.saturating_add(SOME).min(all);
             let next = if some.end < all { some.end } else { 0 };
             let seen = looked.unchanged(looked.files.in_use().into_iter().chain(some));
-            let failed = seen.err().or_else(|| lock(&looked.served.failure).clone());
+            let failed = seen.err().or_else(|| lock(&looked.drive.served.failure).clone());
             if let Some(failure) = failed {
                 looked.fail(failure);
             }
