@@ -97,7 +97,8 @@ impl Shared {
     }
 
     fn has_read_all(&self) -> bool {
-        self.drive.look(|progress| progress.read == self.store.layout().count())
+        self.drive
+            .look(|progress| progress.read == self.store.layout().count())
     }
 }
 

@@ -21,7 +21,10 @@ pub(super) fn run(shared: &Shared) {
     let mut md5 = wants_md5.then(Md5::new);
     let mut own = Vec::new();
     for index in (0..).map(ChunkIndex) {
-        if !shared.drive.wait(|progress| progress.read > index.0 || progress.ended) {
+        if !shared
+            .drive
+            .wait(|progress| progress.read > index.0 || progress.ended)
+        {
             return;
         }
         if !store.layout().contains(index) {
@@ -49,7 +52,9 @@ pub(super) fn run(shared: &Shared) {
         if let Some(md5) = &mut md5 {
             md5.update(bytes);
         }
-        shared.drive.sha256_bytes
+        shared
+            .drive
+            .sha256_bytes
             .fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
     let sha256 = FileDigest(sha256.finalize().into());

@@ -10,8 +10,8 @@ use stage_core::failure::{Code, Failure};
 
 use super::Shared;
 use crate::clock::Doing;
-use crate::frame::Waits;
 use crate::drive::End;
+use crate::frame::Waits;
 
 pub(super) fn run(shared: &Shared) {
     match read_all(shared).and_then(|()| declare(shared)) {

@@ -118,7 +118,12 @@ impl Supply<'_> {
         let store = &self.shared.store;
         for index in (0..store.layout().count()).map(ChunkIndex) {
             let over = || self.over.load(Ordering::Relaxed);
-            if !self.shared.drive.wait(|progress| progress.read > index.0 || over()) || over() {
+            if !self
+                .shared
+                .drive
+                .wait(|progress| progress.read > index.0 || over())
+                || over()
+            {
                 return Err(End::Stopped);
             }
             let Part::Data(place) = store.layout().part(index) else {
@@ -346,7 +351,10 @@ fn read_again(shared: &Shared, index: ChunkIndex, own: &mut Vec<u8>) -> Result<(
     let store = &shared.store;
     own.resize(store.layout().len(index), 0);
     store.read(index, 0, own)?;
-    shared.drive.bytes_read.fetch_add(own.len() as u64, Ordering::Relaxed);
+    shared
+        .drive
+        .bytes_read
+        .fetch_add(own.len() as u64, Ordering::Relaxed);
     if store.digest(index) != Some(chunk_digest(store.hash(), own)) {
         return Err(files::changed(
             &format!("chunk {index} reads differently now"),

@@ -78,7 +78,9 @@ impl Shared {
                 }
                 bytes.resize(store.layout().len(index), 0);
                 store.read(index, 0, &mut bytes)?;
-                self.drive.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                self.drive
+                    .bytes_read
+                    .fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 if store.digest(index) != Some(chunk_digest(store.hash(), &bytes)) {
                     let what = format!("chunk {index} reads differently now");
                     return Err(self.files.changed(map, entry, &what));

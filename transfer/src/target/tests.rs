@@ -3,13 +3,17 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
+use stage_core::assignment::TargetSpec;
 use stage_core::assignment::{KEEP_PREVIOUS, Place};
 use stage_core::chunk::{CHUNK, ChunkIndex};
+use stage_core::digest::ChunkHash;
 use stage_core::digest::chunk_digest;
 use stage_core::manifest::Manifest;
+use stage_core::payload::Payload;
 use stage_core::units::ByteCount;
 
 use super::*;
+use crate::budget::Budget;
 use crate::journal::{Lies, Record};
 
 /// Keeps both chunks of a payload, flips a bit of the second in the partial, changes the head, and says what a new
