@@ -5,6 +5,8 @@
 
 pub mod capacity;
 pub mod facts;
+#[cfg(test)]
+mod made;
 mod pairs;
 pub mod route;
 pub mod together;

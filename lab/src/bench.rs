@@ -320,6 +320,43 @@ nic = "{rate}"
     )
 }
 
+/// A fabric of one path, from `near` to `far`, which their interfaces do not limit. `more` are further lines of its link.
+pub(crate) fn one_path(capacity: &str, rtt: &str, loss: f64, more: &str) -> String {
+    let loss = if loss > 0.0 {
+        format!("loss = {loss}\n")
+    } else {
+        String::new()
+    };
+    format!(
+        r#"[cluster]
+name = "lab"
+
+[[switch]]
+name = "here"
+
+[[switch]]
+name = "there"
+
+[[link]]
+between = ["here", "there"]
+capacity = "{capacity}"
+rtt = "{rtt}"
+{loss}{more}
+[[node]]
+name = "near"
+address = "10.78.0.1"
+attach = "here"
+nic = "10 Gbit/s"
+
+[[node]]
+name = "far"
+address = "10.78.0.2"
+attach = "there"
+nic = "10 Gbit/s"
+"#
+    )
+}
+
 pub(crate) fn in_words(security: Security) -> &'static str {
     match security {
         Security::Tls => "TLS",

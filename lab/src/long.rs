@@ -12,8 +12,8 @@ use stage_lab::cluster::{Cluster, Setup};
 use stage_lab::{Lab, LabError, Options};
 
 use crate::bench::{
-    Common, Facts, PUSH, Spread, Table, binary, copies, good, megabits, random_file, remove, rounded, spread,
-    word,
+    Common, Facts, PUSH, Spread, Table, binary, copies, good, megabits, one_path, random_file, remove,
+    rounded, spread, word,
 };
 
 /// What Gigabit Ethernet carries of TCP's payload with timestamps: 1448 bytes of 1538.
@@ -131,43 +131,6 @@ pub(crate) fn run(long: &Long) -> Result<(), String> {
     long.common.keep("long", &facts, &tables)
 }
 
-fn topology(case: &Case) -> String {
-    let loss = if case.loss > 0.0 {
-        format!("loss = {}\n", case.loss)
-    } else {
-        String::new()
-    };
-    format!(
-        r#"[cluster]
-name = "lab"
-
-[[switch]]
-name = "here"
-
-[[switch]]
-name = "there"
-
-[[link]]
-between = ["here", "there"]
-capacity = "1 Gbit/s"
-rtt = "{}"
-{loss}
-[[node]]
-name = "near"
-address = "10.78.0.1"
-attach = "here"
-nic = "10 Gbit/s"
-
-[[node]]
-name = "far"
-address = "10.78.0.2"
-attach = "there"
-nic = "10 Gbit/s"
-"#,
-        case.rtt
-    )
-}
-
 /// One push.
 struct Run {
     steady: Option<f64>,
@@ -183,7 +146,7 @@ struct Run {
 
 fn table(long: &Long, stage: &std::path::Path, case: &Case) -> Result<Table, LabError> {
     let mut table = Table::new(case.title, &COLUMNS);
-    let text = topology(case);
+    let text = one_path("1 Gbit/s", case.rtt, case.loss, "");
     let parsed = Topology::parse(case.name, &text).expect("the bench's own topologies are right");
     let options = Options {
         queue: long.queue,
@@ -351,7 +314,7 @@ mod tests {
     #[test]
     fn the_paths_are_topologies() {
         for case in CASES {
-            let parsed = Topology::parse(case.name, &topology(&case)).unwrap();
+            let parsed = Topology::parse(case.name, &one_path("1 Gbit/s", case.rtt, case.loss, "")).unwrap();
             let [near, far] = ["near", "far"].map(|name| name.parse().unwrap());
             let route = parsed.route(&near, &far).unwrap();
             assert!(

@@ -152,26 +152,13 @@ pub fn flags(topology: &Topology, history: &History) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Measurement, StreamReading};
-    use crate::units::ByteCount;
+    use crate::bench::Measurement;
+    use crate::bench::made::rates;
 
     const FABRIC: &str = "[cluster]\nname = \"c\"\n[[switch]]\nname = \"rack[1-2]\"\n[[switch]]\nname = \"core\"\n\
         [[link]]\nbetween = [\"rack[1-2]\", \"core\"]\ncapacity = \"40 Gbit/s\"\n\
         [[node]]\nname = \"a[0-2]\"\nattach = \"rack1\"\nnic = \"10 Gbit/s\"\n\
         [[node]]\nname = \"b[0-2]\"\nattach = \"rack2\"\nnic = \"10 Gbit/s\"\n";
-
-    fn rates(mb: &[f64]) -> Vec<StreamReading> {
-        mb.iter()
-            .zip([1, 2, 4, 8])
-            .map(|(mb, streams)| StreamReading {
-                streams,
-                window: ByteCount(0),
-                rate: Rate::from_bytes_per_second(mb * 1e6),
-                bytes: ByteCount(1),
-                retransmissions: 0,
-            })
-            .collect()
-    }
 
     /// Names and MB/s of what is slower than promised, with the direction of links between switches.
     fn slow(measured_ways: &[(&str, &str, &[f64], &[f64])]) -> Vec<String> {

@@ -94,6 +94,7 @@ pub fn newest(history: &BTreeMap<Subject, Vec<Measurement>>) -> Vec<&Measurement
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::made::rates;
     use crate::bench::{DiskReading, NodeReading, Rtt};
     use crate::plan::{Request, ShapeChoice, plan};
     use crate::units::{ByteCount, Rate};
@@ -115,19 +116,6 @@ mod tests {
                 ..NodeReading::default()
             })),
         }
-    }
-
-    fn rates(mb: &[f64]) -> Vec<StreamReading> {
-        mb.iter()
-            .zip([1, 2, 4, 8])
-            .map(|(mb, streams)| StreamReading {
-                streams,
-                window: ByteCount(0),
-                rate: Rate::from_bytes_per_second(mb * 1e6),
-                bytes: ByteCount(1),
-                retransmissions: 0,
-            })
-            .collect()
     }
 
     fn between(from: &str, to: &str, rtt_us: u64, forward: &[f64], backward: &[f64]) -> Measurement {

@@ -11,7 +11,7 @@ use stage_lab::{Lab, LabError};
 
 use super::super::parsed;
 use super::Streams;
-use crate::bench::{PUSH, Spread, copies, random_file, remove, rounded, word, word_of};
+use crate::bench::{PUSH, Spread, copies, one_path, random_file, remove, rounded, word, word_of};
 
 const COUNTS: [u16; 7] = [1, 2, 4, 8, 16, 32, 64];
 
@@ -117,41 +117,11 @@ impl Cell {
     }
 
     fn topology(&self, megabits: u32) -> String {
-        let loss = if self.loss > 0 {
-            format!("loss = {}\n", f64::from(self.loss) / 1e4)
-        } else {
-            String::new()
-        };
-        format!(
-            r#"[cluster]
-name = "lab"
-
-[[switch]]
-name = "here"
-
-[[switch]]
-name = "there"
-
-[[link]]
-between = ["here", "there"]
-capacity = "{megabits} Mbit/s"
-rtt = "{} ms"
-congestion_control = "{}"
-{loss}
-[[node]]
-name = "near"
-address = "10.78.0.1"
-attach = "here"
-nic = "10 Gbit/s"
-
-[[node]]
-name = "far"
-address = "10.78.0.2"
-attach = "there"
-nic = "10 Gbit/s"
-"#,
-            self.rtt_us as f64 / 1e3,
-            self.control
+        one_path(
+            &format!("{megabits} Mbit/s"),
+            &format!("{} ms", self.rtt_us as f64 / 1e3),
+            f64::from(self.loss) / 1e4,
+            &format!("congestion_control = \"{}\"\n", self.control),
         )
     }
 
