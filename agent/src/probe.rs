@@ -84,6 +84,7 @@ pub(crate) async fn link(context: &Arc<Context>, probe: LinkProbe, voice: &Voice
             depth,
             sweep,
             keep,
+            control,
         } => {
             let moved = Arc::new(AtomicU64::new(0));
             let probing = Probing {
@@ -94,6 +95,7 @@ pub(crate) async fn link(context: &Arc<Context>, probe: LinkProbe, voice: &Voice
                 sweep,
                 keep,
                 roots: Some(context.roots.clone()),
+                control,
             };
             let mut measuring = Box::pin(measure(
                 context.plane.clone(),
@@ -157,7 +159,7 @@ fn report(node: &NodeName, data: Option<IpAddr>) -> HostReport {
         window_scaling: read("/proc/sys/net/ipv4/tcp_window_scaling") != "0",
         backlog: number("/proc/sys/net/core/netdev_max_backlog"),
         congestion_controls: host::congestion_controls(),
-        congestion_control: read("/proc/sys/net/ipv4/tcp_congestion_control"),
+        congestion_control: host::congestion_control(),
         mtu_probing: number("/proc/sys/net/ipv4/tcp_mtu_probing") > 0,
         governor: governor(
             &read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"),

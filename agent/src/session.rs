@@ -261,6 +261,7 @@ impl Session {
             roots: self.root_reports().await,
             windows: Some(host::windows().into()),
             congestion_controls: host::congestion_controls(),
+            congestion_control: host::congestion_control(),
             boot_id: host::boot_id(),
             jobs: jobs.into_values().collect(),
             cluster_id: self.identity.cluster.map(|id| id.to_string()).unwrap_or_default(),

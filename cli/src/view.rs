@@ -404,6 +404,7 @@ pub(crate) mod samples {
                 streams: 1,
                 streams_cap: 4,
                 streams_least: 1,
+                congestion_control: None,
                 depth: i as u16 + 1,
                 rate: Rate::from_bytes_per_second(1.25e8),
                 finish: Duration::from_millis(8600 + 100 * i as u64),

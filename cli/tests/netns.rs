@@ -195,6 +195,69 @@ fn an_uplink_is_crossed_once() {
     }
 }
 
+/// What the kernel says of the connections of a node that have more under way than a message.
+fn controls_of_streams(lab: &Lab, node: &str) -> Vec<String> {
+    let out = lab.command(node, "ss").unwrap().arg("-tinOH").output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    text.lines()
+        .filter(|line| {
+            let sent = line
+                .split_whitespace()
+                .find_map(|word| word.strip_prefix("bytes_sent:"));
+            sent.is_some_and(|bytes| bytes.parse::<u64>().unwrap() > 1 << 20)
+        })
+        .map(|line| {
+            let known = ["reno", "cubic", "bbr"];
+            let mut words = line.split_whitespace();
+            words.find(|word| known.contains(word)).unwrap_or(line).to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn connections_over_a_link_have_the_congestion_control_that_it_asks_for() {
+    if !need_netns() {
+        return;
+    }
+    let _alone = alone();
+    let topology = TWO_RACKS.replace(
+        "capacity = \"200 Mbit/s\"",
+        "capacity = \"200 Mbit/s\"\ncongestion_control = \"reno\"",
+    );
+    let lab = lab(&topology);
+    for node in ["head", "a1"] {
+        lab.congestion_control(node, "cubic").unwrap();
+    }
+    let cluster = cluster(&lab, &topology, Security::Tls, &[]);
+    let (file, digest) = payload(&lab, "head", 96);
+    let running = cluster
+        .start_command(&[
+            "push",
+            &file,
+            "--to",
+            "a1,a2",
+            "--shape",
+            "chain",
+            "--streams",
+            "2",
+        ])
+        .unwrap();
+    let planned = running
+        .wait_for("a plan", DEADLINE, |event| event.kind() == "planned")
+        .unwrap();
+    let hops = planned.value["plan"]["hops"].as_array().unwrap();
+    let asked: Vec<_> = hops
+        .iter()
+        .map(|hop| hop["congestion_control"].as_str())
+        .collect();
+    assert_eq!(asked, [Some("reno"), None]);
+    wait_for_bytes(&cluster, "a2", 32 << 20, &running);
+    assert_eq!(controls_of_streams(&lab, "head"), ["reno", "reno"]);
+    // Within a rack nobody asks for anything.
+    assert_eq!(controls_of_streams(&lab, "a1"), ["cubic", "cubic"]);
+    assert_all_right(&running.finish(DEADLINE).unwrap(), 2, &digest);
+}
+
 #[test]
 fn below_a_killed_relay_bytes_go_on() {
     if !need_netns() {

@@ -11,7 +11,7 @@ use stage_core::bench::{
     pairs, rounds, route, together, too_busy, verdict,
 };
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{JobId, JobKey, NodeName, SwitchName};
+use stage_core::id::{CongestionControl, JobId, JobKey, NodeName, SwitchName};
 use stage_core::topology::{EdgeId, Topology};
 use stage_core::units::Rate;
 use stage_proto::v1;
@@ -304,6 +304,7 @@ impl Conductor {
                 depth: self.wanted.depth,
                 sweep: self.wanted.sweep.is_some(),
                 keep: self.keeps.get(&pair).copied().unwrap_or_default(),
+                control: self.control(&pair),
             };
             asks.push((pair.from.clone(), probe(side)));
             waiting.insert(pair.from.clone(), pair.to.clone());
@@ -356,6 +357,13 @@ impl Conductor {
             }
         }
         Ok(())
+    }
+
+    /// What a push's connections over this way would ask for: both directions are measured with it.
+    fn control(&self, pair: &Pair) -> Option<CongestionControl> {
+        let facts = &self.begun.facts;
+        let of = |parent, child| facts.control(parent, child, &self.topology.route(parent, child)?);
+        of(&pair.from, &pair.to).or_else(|| of(&pair.to, &pair.from))
     }
 
     /// What was measured last of the nodes that were asked for, and what follows from it.

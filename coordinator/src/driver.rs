@@ -337,7 +337,8 @@ impl Driver {
         tracing::info!(%node, version = registration.version, jobs = registration.jobs.len(), "agent registered");
         self.fleet.register(registration, session, now);
         self.asks_lost(&node, None);
-        self.measurements.windows(&node, registration.windows);
+        self.measurements
+            .host(&node, registration.windows, registration.controls.clone());
         out.answer(reply, Ok(()));
         let welcome = v1::Welcome {
             hello: Some(stage_proto::version::hello()),

@@ -8,7 +8,7 @@ use stage_core::assignment::Place;
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{ClusterId, Epoch, InstanceId, JobId, NodeName};
 use stage_core::job::{LEASE, Now, Presence, Standing};
-use stage_core::plan::WindowLimits;
+use stage_core::plan::{Controls, WindowLimits};
 use stage_core::topology::Topology;
 use stage_proto::v1;
 use tokio::sync::mpsc;
@@ -34,6 +34,7 @@ pub(crate) struct Registration {
     pub(crate) addresses: Vec<SocketAddr>,
     pub(crate) roots: Vec<v1::RootReport>,
     pub(crate) windows: Option<WindowLimits>,
+    pub(crate) controls: Option<Controls>,
     pub(crate) jobs: Vec<JobId>,
     pub(crate) cluster: Option<ClusterId>,
     pub(crate) epoch: Epoch,
@@ -452,6 +453,7 @@ mod tests {
             addresses: vec!["10.0.0.2:7701".parse().unwrap()],
             roots: Vec::new(),
             windows: None,
+            controls: None,
             jobs: Vec::new(),
             cluster: None,
             epoch: Epoch(0),

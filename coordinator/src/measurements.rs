@@ -9,7 +9,7 @@ use stage_core::assignment::Progress;
 use stage_core::bench::{Measurement, Subject, facts, verdict::History};
 use stage_core::id::NodeName;
 use stage_core::learn::{self, Lesson, Lessons, Past};
-use stage_core::plan::{Facts, WindowLimits};
+use stage_core::plan::{Controls, Facts, WindowLimits};
 use stage_core::topology::Topology;
 
 /// RTTs kept at most: a large cluster has more pairs than are worth remembering.
@@ -43,9 +43,15 @@ impl Measurements {
         measurements
     }
 
-    /// What a host says that its kernel lets a connection hold.
-    pub(crate) fn windows(&mut self, node: &NodeName, windows: Option<WindowLimits>) {
-        self.facts.nodes.entry(node.clone()).or_default().windows = windows;
+    /// What a host says that its kernel lets a connection hold, and ask for.
+    pub(crate) fn host(
+        &mut self,
+        node: &NodeName,
+        windows: Option<WindowLimits>,
+        controls: Option<Controls>,
+    ) {
+        let host = self.facts.nodes.entry(node.clone()).or_default();
+        (host.windows, host.controls) = (windows, controls);
     }
 
     /// What this host's kernel lets a connection hold, if it has said so.

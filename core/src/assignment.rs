@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{ChunkHash, FileDigest, RootDigest};
-use crate::id::{Epoch, JobId, JobKey, NodeName, PlanVersion, RootName};
+use crate::id::{CongestionControl, Epoch, JobId, JobKey, NodeName, PlanVersion, RootName};
 use crate::payload::{Expectation, Payload, SourcePath, Walk};
 use crate::units::{ByteCount, Rate};
 use crate::waits::Waits;
@@ -88,6 +88,8 @@ pub struct Run {
     /// For a target: the rate that the plan expects of this hop, [`Rate::UNLIMITED`] where it does not say. With
     /// [`StreamChoice::Auto`] the streams together should carry it.
     pub wanted: Rate,
+    /// For a target: the congestion control that the parent's data connections ask for; `None`: its host's own.
+    pub congestion_control: Option<CongestionControl>,
     /// Who is planned to ask this node: these always find a place.
     pub children: Vec<NodeName>,
     /// What this node may send, over all its children.

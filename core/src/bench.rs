@@ -21,7 +21,7 @@ pub use pairs::{Cover, Pair, keeps, pairs, rounds};
 
 use crate::assignment::Peer;
 use crate::failure::Failure;
-use crate::id::{JobId, JobKey, NodeName, RootName, SwitchName};
+use crate::id::{CongestionControl, JobId, JobKey, NodeName, RootName, SwitchName};
 use crate::plan::WindowLimits;
 use crate::units::{ByteCount, Rate};
 
@@ -181,6 +181,8 @@ pub enum Side {
         sweep: bool,
         /// At which ends what comes is written to disk, too.
         keep: Keep,
+        /// What both ends' connections ask for; `None`: each host's own.
+        control: Option<CongestionControl>,
     },
 }
 
@@ -303,6 +305,8 @@ pub struct LinkReading {
     pub switches: Vec<SwitchName>,
     /// What was seen of the way by its packets.
     pub trace: Trace,
+    /// The congestion control that connections asked for; `None`: each host's own.
+    pub control: Option<CongestionControl>,
 }
 
 /// The way of packets between two nodes.
@@ -413,6 +417,7 @@ impl LinkReading {
                 from_second: !self.trace.from_second,
                 ..self.trace.clone()
             },
+            control: self.control.clone(),
         }
     }
 }

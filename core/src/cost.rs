@@ -9,6 +9,7 @@ use self::own::HASH_BYTES_PER_SECOND;
 pub use self::own::{ENCRYPTED_THREAD_RATE_BYTES_PER_SECOND, SWITCH_RTT, THREAD_RATE_BYTES_PER_SECOND};
 pub(crate) use self::own::{INSTRUCT, PUBLISH};
 use crate::chunk::{BLOCK, CHUNK};
+use crate::id::CongestionControl;
 use crate::plan::{PathFacts, WindowLimits};
 use crate::units::{ByteCount, Rate};
 
@@ -35,6 +36,17 @@ pub(crate) const RECEIVE_WINDOW_SHARE: f64 = 0.5;
 /// algorithm": √(3/2).
 const MATHIS: f64 = 1.22;
 
+/// The factor of RFC 9438, section 5.1, for cubic's mean window in segments, `1.054 × (RTT / s)^¾ / loss^¾`, with C = 0.4
+/// and β = 0.7.
+const CUBIC: f64 = 1.054;
+
+/// The congestion control that goes by its own model of the path.
+pub(crate) const BBR: &str = "bbr";
+
+/// Rounds in which a stream whose window is full sends nothing new because a segment is missing: one until the sender
+/// hears of it, one until it is there. See [`StreamPath::rate`].
+const MISSING_ROUNDS: f64 = 2.0;
+
 /// From this share of segments sent again on, loss counts: a burst into a full queue costs a few on any way.
 pub(crate) const LOSSY: f64 = 1e-4;
 
@@ -57,12 +69,32 @@ pub fn goodput(wire: Rate) -> Rate {
 pub enum StreamBound {
     /// Window over RTT.
     Window,
-    /// The Mathis bound.
+    /// What is lost on the way.
     Loss,
     /// The thread that moves its bytes.
     Thread,
     /// Whatever it was, a measurement met it.
     Measured,
+}
+
+/// What a congestion control makes of loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Control {
+    /// A sign of a full queue: it slows down at each (cubic, reno).
+    Loss,
+    /// Nothing: it goes by its model of the path (BBR).
+    Model,
+}
+
+impl Control {
+    /// What one of this name does; one that nobody knows slows down.
+    pub fn of(name: &CongestionControl) -> Self {
+        if name.as_str().starts_with(BBR) {
+            Self::Model
+        } else {
+            Self::Loss
+        }
+    }
 }
 
 /// The path of one stream, as far as its rate depends on it.
@@ -74,8 +106,10 @@ pub struct StreamPath {
     pub sender: WindowLimits,
     /// The receiver's window limits.
     pub receiver: WindowLimits,
-    /// Loss from 0 to 1 under a congestion control that takes it for congestion (cubic, reno); 0 under BBR.
+    /// Loss from 0 to 1.
     pub loss: f64,
+    /// What the sender makes of it.
+    pub control: Control,
     /// The bytes are encrypted.
     pub encrypted: bool,
 }
@@ -193,8 +227,16 @@ impl<'m> Carry<'m> {
 }
 
 impl StreamPath {
-    /// What one stream carries, and what stops it from carrying more: the least of window over RTT, the Mathis bound
-    /// (segment / RTT × 1.22 / √loss) and what a thread moves.
+    /// What one stream carries, and what stops it from carrying more: the least of window over RTT, what loss allows, and
+    /// what a thread moves.
+    ///
+    /// A control that slows down at each loss has the larger of two mean windows: Reno's by Mathis' bound
+    /// (1.22 / √loss segments), which cubic never falls below, and cubic's own ([`CUBIC`]). With one that does not, a
+    /// full window still stands still from a lost segment on until it was sent again and acknowledged: with
+    /// `lost = 1 - exp(-loss × segments of a window)`, the chance that a window loses any, a window takes
+    /// `1 + 2 × lost` round trips. Measured at 100 ms with 3.5 MB in flight and 0.01 %: 189 Mbit/s for 284 without loss,
+    /// where this says 198. Several losses in one window are mended together: at 0.1 % a stream carries up to twice as
+    /// much as this says.
     pub fn rate(&self) -> (Rate, StreamBound) {
         let rtt = self.rtt.as_secs_f64();
         let window = (SEND_WINDOW_SHARE * self.sender.send.0 as f64)
@@ -207,9 +249,20 @@ impl StreamPath {
             if window / rtt < rate {
                 (rate, bound) = (window / rtt, StreamBound::Window);
             }
-            let mathis = SEGMENT_BYTES / rtt * MATHIS / self.loss.clamp(0.0, 1.0).sqrt();
-            if self.loss > 0.0 && mathis < rate {
-                (rate, bound) = (mathis, StreamBound::Loss);
+            let loss = self.loss.clamp(0.0, 1.0);
+            let with_loss = match self.control {
+                Control::Loss => {
+                    let reno = MATHIS / loss.sqrt();
+                    let cubic = CUBIC * (rtt / loss).powf(0.75);
+                    SEGMENT_BYTES / rtt * reno.max(cubic)
+                }
+                Control::Model => {
+                    let lost = 1.0 - (-loss * window / SEGMENT_BYTES).exp();
+                    window / rtt / (1.0 + MISSING_ROUNDS * lost)
+                }
+            };
+            if loss > 0.0 && with_loss < rate {
+                (rate, bound) = (with_loss, StreamBound::Loss);
             }
         }
         (Rate::from_bytes_per_second(rate), bound)
@@ -219,25 +272,13 @@ impl StreamPath {
 /// How many streams a hop needs to carry `wanted`: the smallest count within 3 % of the best, `cap` at most, and
 /// never more than [`MAX_STREAMS`] ([`MAX_STREAMS_LOSSY`] with loss); at least one.
 ///
-/// `loss` is what the hop's congestion control takes for congestion: 0 under BBR. A thread is reckoned at its
-/// encrypted rate, which is the usual case: at worst that is one stream too many.
-pub fn streams(
-    wanted: Rate,
-    rtt: Duration,
-    sender: WindowLimits,
-    receiver: WindowLimits,
-    loss: f64,
-    cap: u16,
-) -> u16 {
-    let (one, _) = StreamPath {
-        rtt,
-        sender,
-        receiver,
-        loss,
+/// A thread is reckoned at its encrypted rate, which is the usual case: at worst that is one stream too many.
+pub fn streams(wanted: Rate, path: &StreamPath, cap: u16) -> u16 {
+    let path = StreamPath {
         encrypted: true,
-    }
-    .rate();
-    streams_of(one, wanted, cap.min(most_streams(loss)))
+        ..*path
+    };
+    streams_of(path.rate().0, wanted, cap.min(most_streams(path.loss)))
 }
 
 /// The most streams that a hop with this loss may have.
@@ -310,6 +351,7 @@ mod tests {
             sender: wide,
             receiver: wide,
             loss,
+            control: Control::Loss,
             encrypted: false,
         }
     }
@@ -345,14 +387,59 @@ mod tests {
     }
 
     #[test]
-    fn the_mathis_bound_is_the_published_one() {
-        // MSS/RTT × 1.22/√p with 1448 bytes, 100 ms and 0.1 %: 4.47 Mbit/s.
+    fn the_bounds_by_loss_are_the_published_ones() {
+        // Mathis: MSS/RTT × 1.22/√p with 1448 bytes, 100 ms and 0.1 %: 4.47 Mbit/s.
         let (rate, bound) = path(100, 0.001).rate();
         assert!((mbit(rate) - 4.469).abs() < 0.01, "{}", mbit(rate));
         assert_eq!(bound, StreamBound::Loss);
         // Four times the loss, half the rate; half the RTT, twice.
         assert!((mbit(path(100, 0.004).rate().0) * 2.0 - mbit(rate)).abs() < 1e-9);
         assert!((mbit(path(50, 0.001).rate().0) / 2.0 - mbit(rate)).abs() < 1e-9);
+        // RFC 9438, table 2 (RTT of 0.1 s, C = 0.4): mean windows of 187, 1054 and 5926 segments.
+        for (loss, segments) in [(1e-4, 187.0), (1e-5, 1054.0)] {
+            let (rate, bound) = path(100, loss).rate();
+            let window = rate.bytes_per_second() * 0.1 / SEGMENT_BYTES;
+            assert!((window / segments - 1.0).abs() < 0.01, "{loss}: {window}");
+            assert_eq!(bound, StreamBound::Loss);
+        }
+        assert_eq!(
+            path(100, 1e-6).rate().1,
+            StreamBound::Window,
+            "5926 segments are more"
+        );
+    }
+
+    #[test]
+    fn loss_costs_a_model_based_control_two_rounds_a_window() {
+        let bbr = |loss| StreamPath {
+            control: Control::Model,
+            ..path(100, loss)
+        };
+        // Measured at 0.01 %: 189 Mbit/s each with 4 streams, 178 with 5.
+        let (rate, bound) = bbr(1e-4).rate();
+        assert!((mbit(rate) - 198.0).abs() < 1.0, "{}", mbit(rate));
+        assert_eq!(bound, StreamBound::Loss);
+        // Every window loses some: a third.
+        let (none, bound) = bbr(0.0).rate();
+        assert_eq!(bound, StreamBound::Window);
+        assert!((mbit(bbr(0.5).rate().0) * 3.0 - mbit(none)).abs() < 1e-9);
+        // Where the window is not the limit, loss is none either.
+        assert_eq!(
+            StreamPath {
+                rtt: SWITCH_RTT,
+                ..bbr(1e-4)
+            }
+            .rate()
+            .1,
+            StreamBound::Thread
+        );
+        let gigabit = goodput("1 Gbit/s".parse().unwrap());
+        assert_eq!(streams(gigabit, &bbr(1e-4), 64), 5);
+        assert_eq!(
+            streams(gigabit, &path(100, 1e-4), 64),
+            43,
+            "cubic has 21.7 Mbit/s"
+        );
     }
 
     #[test]
@@ -373,17 +460,8 @@ mod tests {
 
     #[test]
     fn streams_fill_a_long_fat_path() {
-        let wide = windows((32 << 20, 4 << 20));
-        let count = |rate: &str, rtt_ms, loss, cap| {
-            streams(
-                goodput(rate.parse().unwrap()),
-                Duration::from_millis(rtt_ms),
-                wide,
-                wide,
-                loss,
-                cap,
-            )
-        };
+        let count =
+            |rate: &str, rtt_ms, loss, cap| streams(goodput(rate.parse().unwrap()), &path(rtt_ms, loss), cap);
         assert_eq!(count("1 Gbit/s", 0, 0.0, 32), 1);
         // 941 Mbit/s over 285: 3.3, of which 97 % are 3.2.
         assert_eq!(count("1 Gbit/s", 100, 0.0, 32), 4);
@@ -403,27 +481,15 @@ mod tests {
         // FDT reports 9.2 Gbit/s from memory to memory with 35 streams of 2 MB buffers at 93 ms: about 1.3 times the
         // buffer was in flight. The same window here asks for as many, and stops at the cap.
         let fdt = windows(((2e6 * 1.3 / 0.5) as u64, (2e6 * 1.3 / 0.85) as u64));
-        let (one, _) = StreamPath {
-            rtt: Duration::from_millis(93),
+        let there = StreamPath {
             sender: fdt,
             receiver: fdt,
-            loss: 0.0,
-            encrypted: false,
-        }
-        .rate();
-        let uncapped = streams_of(one, "9.2 Gbit/s".parse().unwrap(), 100);
+            ..path(93, 0.0)
+        };
+        let wanted = "9.2 Gbit/s".parse().unwrap();
+        let uncapped = streams_of(there.rate().0, wanted, 100);
         assert!((30..=42).contains(&uncapped), "{uncapped}");
-        assert_eq!(
-            streams(
-                "9.2 Gbit/s".parse().unwrap(),
-                Duration::from_millis(93),
-                fdt,
-                fdt,
-                0.0,
-                64
-            ),
-            MAX_STREAMS
-        );
+        assert_eq!(streams(wanted, &there, 64), MAX_STREAMS);
     }
 
     #[test]
@@ -433,16 +499,14 @@ mod tests {
             for loss in [0.0, 1e-6, 1e-4, 0.01, 1.0] {
                 for wanted in [0.0, 1e3, 1e6, 1.17e8, 1.17e9, 1e11, f64::INFINITY] {
                     let wanted = Rate::from_bytes_per_second(wanted);
-                    let rtt = Duration::from_millis(rtt_ms);
-                    let (one, _) = StreamPath {
-                        rtt,
+                    let there = StreamPath {
                         sender: usual,
                         receiver: usual,
-                        loss,
                         encrypted: true,
-                    }
-                    .rate();
-                    let k = streams(wanted, rtt, usual, usual, loss, 64);
+                        ..path(rtt_ms, loss)
+                    };
+                    let (one, _) = there.rate();
+                    let k = streams(wanted, &there, 64);
                     let carries = |k: u16| one.times(f64::from(k)).min(wanted).bytes_per_second();
                     let best = carries(most_streams(loss));
                     assert!((1..=64).contains(&k));
@@ -468,6 +532,7 @@ mod tests {
                 .collect(),
             filled,
             loss: 0.0,
+            control: None,
         }
     }
 
@@ -483,7 +548,7 @@ mod tests {
             (formula.rate(4), bound),
             (lossy.rate().0.times(4.0), StreamBound::Loss)
         );
-        // BBR does not care: the formula would ask for 63 streams.
+        // What was measured goes before it: the formula would ask for 63 streams.
         let wanted = Rate::from_bytes_per_second(117e6);
         assert_eq!(formula.enough(wanted, 64), 63);
         let bbr = measured(&[(1, 60.0), (2, 100.0), (4, 116.0)], true);

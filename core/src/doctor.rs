@@ -350,7 +350,7 @@ fn loss(node: &NodeName, host: &HostReport, context: &Context<'_>) -> Option<Fin
     // What a link of the topology asks for, else what helps against loss.
     let asked = ways(node, context.topology)
         .filter_map(|(_, route)| route.congestion_control)
-        .find(|control| !has(control));
+        .find(|control| !has(control.as_str()));
     let offered = host.congestion_controls.join(", ");
     if let Some(asked) = asked {
         return Some(finding(

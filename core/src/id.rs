@@ -13,13 +13,15 @@ use uuid::Uuid;
 pub enum IdError {
     /// The text breaks the rule for names.
     #[error(
-        "{text:?} is not a {what} name: use 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit"
+        "{text:?} is not a {what} name: use 1 to {most} letters, digits, '-', '_' or '.', beginning with a letter or digit"
     )]
     Name {
         /// Which kind of name was wanted.
         what: &'static str,
         /// The text as it came.
         text: String,
+        /// Letters it may have.
+        most: usize,
     },
     /// The text is not an id in hexadecimal UUID form.
     #[error("{text:?} is not a {what} id")]
@@ -31,9 +33,9 @@ pub enum IdError {
     },
 }
 
-fn is_name(text: &str) -> bool {
+fn is_name(text: &str, most: usize) -> bool {
     let bytes = text.as_bytes();
-    (1..=63).contains(&bytes.len())
+    (1..=most).contains(&bytes.len())
         && bytes[0].is_ascii_alphanumeric()
         && bytes
             .iter()
@@ -41,7 +43,7 @@ fn is_name(text: &str) -> bool {
 }
 
 macro_rules! name {
-    ($(#[$doc:meta])* $type:ident, $what:literal) => {
+    ($(#[$doc:meta])* $type:ident, $what:literal, $most:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -56,10 +58,10 @@ macro_rules! name {
         impl FromStr for $type {
             type Err = IdError;
             fn from_str(text: &str) -> Result<Self, IdError> {
-                if is_name(text) {
+                if is_name(text, $most) {
                     Ok(Self(text.into()))
                 } else {
-                    Err(IdError::Name { what: $what, text: text.to_owned() })
+                    Err(IdError::Name { what: $what, text: text.to_owned(), most: $most })
                 }
             }
         }
@@ -90,22 +92,33 @@ macro_rules! name {
 name!(
     /// A machine of the topology, by its name there.
     NodeName,
-    "node"
+    "node",
+    63
 );
 name!(
     /// A switch of the topology.
     SwitchName,
-    "switch"
+    "switch",
+    63
 );
 name!(
     /// A directory that agents may write in, by a name that means the same on every node.
     RootName,
-    "root"
+    "root",
+    63
 );
 name!(
     /// A cluster, as `[cluster]` of its topology names it.
     ClusterName,
-    "cluster"
+    "cluster",
+    63
+);
+name!(
+    /// A congestion control of the kernel, by the name that sockets ask for (`TCP_CONGESTION`); the kernel's own limit is
+    /// `TCP_CA_NAME_MAX`, 16 with its final zero.
+    CongestionControl,
+    "congestion control",
+    15
 );
 
 macro_rules! uuid_id {

@@ -7,6 +7,7 @@
 
 mod choice;
 pub(crate) mod contention;
+mod facts;
 pub(crate) mod forecast;
 pub(crate) mod ground;
 mod order;
@@ -20,10 +21,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use self::choice::Choice;
+pub use self::facts::{Controls, Facts, HopFacts, NodeFacts, PathFacts, WindowLimits};
 use self::ground::{Ground, SOURCE};
 use self::order::Walk;
-use crate::id::{NodeName, SwitchName};
-use crate::topology::{EdgeId, Route, Topology};
+use crate::id::{CongestionControl, NodeName};
+use crate::topology::Topology;
 use crate::units::{ByteCount, Rate};
 
 /// What shall be planned.
@@ -141,118 +143,6 @@ macro_rules! text_form {
 text_form!(Shape);
 text_form!(ShapeChoice);
 
-/// What is known beside the topology: measurements and what hosts say of themselves.
-#[derive(Debug, Default, Clone, PartialEq)]
-pub struct Facts {
-    /// Of each node.
-    pub nodes: BTreeMap<NodeName, NodeFacts>,
-    /// RTT measured between two nodes, in the order (parent, child).
-    pub rtts: BTreeMap<(NodeName, NodeName), Duration>,
-    /// Measured between two nodes at these switches, of which the second is the receiver's: what any two there will meet
-    /// that were not measured themselves.
-    pub paths: BTreeMap<(SwitchName, SwitchName), PathFacts>,
-    /// What an interface or a link was measured to carry in a direction, payload only, where that is less than the
-    /// topology promises.
-    pub edges: BTreeMap<EdgeId, Rate>,
-    /// What pushes met between two nodes, (parent, child).
-    pub hops: BTreeMap<(NodeName, NodeName), HopFacts>,
-}
-
-impl Facts {
-    /// What an edge carries of payload: as measured, or as much of what the topology says as a link carries at best.
-    pub fn goodput(&self, topology: &Topology, edge: EdgeId) -> Rate {
-        let promised = crate::cost::goodput(topology.capacity(edge));
-        self.edges
-            .get(&edge)
-            .map_or(promised, |measured| promised.min(*measured))
-    }
-
-    /// What was measured between other nodes at the switches where this route begins and ends.
-    pub(crate) fn path(&self, route: &Route) -> Option<&PathFacts> {
-        if self.paths.is_empty() {
-            return None;
-        }
-        let ends = (route.switches.first()?.clone(), route.switches.last()?.clone());
-        self.paths.get(&ends)
-    }
-
-    /// What pushes met on this very hop.
-    pub(crate) fn hop(&self, parent: &NodeName, child: &NodeName) -> HopFacts {
-        if self.hops.is_empty() {
-            return HopFacts::default();
-        }
-        let met = self.hops.get(&(parent.clone(), child.clone()));
-        met.copied().unwrap_or_default()
-    }
-
-    /// A hop's RTT: measured, else measured between others at the same switches, else what the links on the way say,
-    /// else [`crate::cost::SWITCH_RTT`] for each switch.
-    pub fn rtt(&self, parent: &NodeName, child: &NodeName, route: &Route) -> Duration {
-        let measured = if self.rtts.is_empty() {
-            None
-        } else {
-            self.rtts.get(&(parent.clone(), child.clone())).copied()
-        };
-        let switches = u32::try_from(route.switches.len()).unwrap_or(u32::MAX);
-        measured
-            .or_else(|| self.path(route).map(|path| path.rtt))
-            .or(route.rtt)
-            .unwrap_or_else(|| crate::cost::SWITCH_RTT.saturating_mul(switches))
-    }
-}
-
-/// What is known of the way from one switch to another, or of that through one.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PathFacts {
-    /// Round trip.
-    pub rtt: Duration,
-    /// What 1, 2, 4 … streams carried together, as long as more of them carried more; counts and rates ascend.
-    pub rates: Vec<(u16, Rate)>,
-    /// More streams than the last of these brought nothing: it was not they that limited it.
-    pub filled: bool,
-    /// The share of segments that were sent again at the highest rate, 0 to 1.
-    pub loss: f64,
-}
-
-/// What pushes met between two nodes.
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
-pub struct HopFacts {
-    /// What one stream carries, where the stream was the limit.
-    pub one: Option<Rate>,
-    /// What all streams together carry, where the network was the limit.
-    pub carries: Option<Rate>,
-}
-
-/// What is known of one node.
-#[derive(Debug, Default, Clone, PartialEq)]
-pub struct NodeFacts {
-    /// Measured disk write rate.
-    pub disk_write: Option<Rate>,
-    /// Measured disk read rate.
-    pub disk_read: Option<Rate>,
-    /// What its kernel lets a TCP connection hold.
-    pub windows: Option<WindowLimits>,
-}
-
-/// How much one TCP connection may hold: the third figures of `tcp_rmem` and `tcp_wmem`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WindowLimits {
-    /// Receive.
-    pub receive: ByteCount,
-    /// Send.
-    pub send: ByteCount,
-}
-
-impl Default for WindowLimits {
-    /// What Linux has unless told otherwise: 6 MiB and 4 MiB.
-    fn default() -> Self {
-        Self {
-            receive: ByteCount(6 << 20),
-            send: ByteCount(4 << 20),
-        }
-    }
-}
-
 /// The plan: for each target, whom it asks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -333,6 +223,9 @@ pub struct Hop {
     /// With auto: the fewest. 1, unless loss or a measurement says how many are needed, which the child cannot see in its
     /// round trip.
     pub streams_least: u16,
+    /// The congestion control that the parent's connections ask for; `None`: its host's own.
+    #[serde(default)]
+    pub congestion_control: Option<CongestionControl>,
     /// Hops from the source.
     pub depth: u16,
     /// The steady rate expected on this hop.
@@ -454,6 +347,7 @@ pub fn plan_explained(
                 streams: forecast.streams,
                 streams_cap: forecast.streams_cap,
                 streams_least: forecast.streams_least,
+                congestion_control: forecast.control.clone(),
                 depth: forecast.depth,
                 rate: forecast.rate,
                 finish: forecast.finish,

@@ -21,7 +21,7 @@ use std::time::Duration;
 pub use self::summary::Summary;
 
 use self::graph::{Fabric, Point};
-use crate::id::{ClusterName, NodeName, RootName, SwitchName};
+use crate::id::{ClusterName, CongestionControl, NodeName, RootName, SwitchName};
 use crate::units::Rate;
 
 /// A node as the topology describes it.
@@ -96,7 +96,7 @@ pub struct Link<'t> {
     /// Its loss, 0 to 1.
     pub loss: f64,
     /// The congestion control that it asks for.
-    pub congestion_control: Option<&'t str>,
+    pub congestion_control: Option<&'t CongestionControl>,
     /// An interface of a node, not a `[[link]]`.
     pub is_interface: bool,
 }
@@ -113,7 +113,7 @@ pub struct Route {
     /// Loss over all links, 0 to 1.
     pub loss: f64,
     /// Congestion control that a link on the way asks for.
-    pub congestion_control: Option<String>,
+    pub congestion_control: Option<CongestionControl>,
     /// The receiver's address on the network that both share.
     pub to_address: Option<IpAddr>,
 }
@@ -214,7 +214,7 @@ impl Topology {
             members: wire.members,
             rtt: wire.rtt,
             loss: wire.loss,
-            congestion_control: wire.congestion_control.as_deref(),
+            congestion_control: wire.congestion_control.as_ref(),
             is_interface: wire.link.is_none(),
         })
     }

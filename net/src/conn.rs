@@ -83,6 +83,14 @@ impl Conn {
         self.rtt
     }
 
+    /// Which congestion control what is sent goes by, instead of the host's own.
+    ///
+    /// # Errors
+    /// The kernel does not have it, or lets only root have it.
+    pub fn set_congestion_control(&self, name: &str) -> io::Result<()> {
+        Ok(rustix::net::sockopt::set_tcp_congestion(self.tcp(), name)?)
+    }
+
     /// The peer's address.
     ///
     /// # Errors
@@ -121,6 +129,13 @@ impl Conn {
         };
         Ok(BlockingConn { stream })
     }
+}
+
+/// Whether this process may have this congestion control for its connections: asked of the kernel, which has its own
+/// rules for whom it lets.
+pub fn may_have_congestion_control(name: &str) -> bool {
+    socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
+        .is_ok_and(|socket| rustix::net::sockopt::set_tcp_congestion(&socket, name).is_ok())
 }
 
 impl AsyncRead for Conn {

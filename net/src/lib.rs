@@ -34,7 +34,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-pub use conn::{BlockingConn, Closer, Conn};
+pub use conn::{BlockingConn, Closer, Conn, may_have_congestion_control};
 pub use identity::{Identity, Role};
 pub use tcp_info::TcpCounters;
 

@@ -128,3 +128,19 @@ fn bad_files_are_named() {
         assert!(matches!(Net::tls(ca, cert, key), Err(NetError::File { .. })));
     }
 }
+
+#[tokio::test]
+async fn a_connection_has_the_congestion_control_that_it_asks_for() {
+    // Reno is in every kernel.
+    assert!(stage_net::may_have_congestion_control("reno"));
+    assert!(!stage_net::may_have_congestion_control("nonesuch"));
+    let (server, client) = pair(&Net::insecure(false), &Net::insecure(false), node("a")).await;
+    let (server, client) = (server.unwrap(), client.unwrap());
+    client.set_congestion_control("reno").unwrap();
+    let error = client.set_congestion_control("nonesuch").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    let reno = client.into_blocking().unwrap();
+    let has = rustix::net::sockopt::tcp_congestion(reno.plain_socket().unwrap()).unwrap();
+    assert_eq!(has.trim_end_matches('\0'), "reno");
+    drop(server);
+}

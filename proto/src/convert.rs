@@ -56,6 +56,26 @@ pub fn parse<T: std::str::FromStr<Err: ToString>>(field: &'static str, text: &st
         .map_err(|error: T::Err| fault(field, error.to_string()))
 }
 
+/// As [`parse`]; an empty text is none.
+///
+/// # Errors
+/// [`WireError`] names the field.
+pub fn optional<T: std::str::FromStr<Err: ToString>>(
+    field: &'static str,
+    text: &str,
+) -> Result<Option<T>, WireError> {
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        parse(field, text).map(Some)
+    }
+}
+
+/// What [`optional`] reads.
+fn text(value: Option<&impl ToString>) -> String {
+    value.map(ToString::to_string).unwrap_or_default()
+}
+
 fn required<T>(field: &'static str, value: Option<T>) -> Result<T, WireError> {
     value.ok_or_else(|| fault(field, "is missing"))
 }

@@ -16,7 +16,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{Epoch, HopId, JobId, JobKey, NodeName, PlanVersion};
+use stage_core::id::{CongestionControl, Epoch, HopId, JobId, JobKey, NodeName, PlanVersion};
 use stage_core::plan::WindowLimits;
 use stage_net::Conn;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -127,6 +127,8 @@ pub struct Hello {
     pub rank: (Epoch, PlanVersion),
     /// Every other parent was asked before, in vain.
     pub tried_others: bool,
+    /// What this connection's sender shall ask its kernel for; one that has it not goes on with its own.
+    pub control: Option<CongestionControl>,
 }
 
 /// Which of a hop's connections.
@@ -340,6 +342,15 @@ impl Asked {
             .is_ok()
     }
 
+    /// Lets the connection have what the child wishes for it.
+    pub fn grant(&self, conn: &Conn) {
+        if let Some(control) = &self.hello.control
+            && let Err(error) = conn.set_congestion_control(control.as_str())
+        {
+            tracing::debug!(child = %self.hello.node, %control, %error, "the kernel's own congestion control has to do");
+        }
+    }
+
     /// The parent's side, second half: answers, with a proof of its own if it has the key.
     ///
     /// # Errors
@@ -415,6 +426,7 @@ mod tests {
             node: "x".repeat(63).parse().unwrap(),
             rank: (Epoch(u64::MAX), PlanVersion(u64::MAX)),
             tried_others: true,
+            control: Some("x".repeat(15).parse().unwrap()),
         };
         assert!(postcard::to_stdvec(&hello).unwrap().len() + 32 <= MAX_HELLO / 4);
     }

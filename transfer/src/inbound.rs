@@ -26,7 +26,7 @@ use stage_core::assignment::{Final, Peer, StreamChoice};
 use stage_core::chunk::{ChunkIndex, ChunkSet};
 use stage_core::digest::ManifestDigest;
 use stage_core::failure::Failure;
-use stage_core::id::{Epoch, JobId, JobKey, NodeName, PlanVersion};
+use stage_core::id::{CongestionControl, Epoch, JobId, JobKey, NodeName, PlanVersion};
 use stage_core::units::Rate;
 use stage_core::waits::Receiving;
 use tokio::sync::{Notify, mpsc};
@@ -51,6 +51,8 @@ pub struct InboundConfig {
     pub parents: Vec<Peer>,
     /// How many streams.
     pub streams: StreamChoice,
+    /// The congestion control that parents' data connections shall ask for; `None`: their host's own.
+    pub control: Option<CongestionControl>,
     /// By which plan; it only informs.
     pub rank: (Epoch, PlanVersion),
     /// With [`StreamChoice::Auto`]: the rate that the streams together should carry; without limit, 10 Gbit/s.
@@ -129,6 +131,8 @@ struct Shared {
 #[derive(Default)]
 struct View {
     parents: Vec<Peer>,
+    /// What parents' data connections shall ask for.
+    control: Option<CongestionControl>,
     /// The parent of the open hop, or of the last one.
     last: Option<NodeName>,
     hop: Option<Arc<hop::InHop>>,
@@ -166,6 +170,7 @@ impl Inbound {
             received: Mutex::default(),
             view: Mutex::new(View {
                 parents: config.parents.clone(),
+                control: config.control,
                 ..View::default()
             }),
             changed: Notify::new(),
@@ -183,10 +188,19 @@ impl Inbound {
         }
     }
 
-    /// Other parents, or another number of streams. The present parent stays if it is the first; else the first is
+    /// Other parents, or another number or kind of streams. The present parent stays if it is the first; else the first is
     /// moved to as soon as bytes come from it.
-    pub async fn set_parents(&self, parents: Vec<Peer>, streams: StreamChoice) {
-        lock(&self.shared.view).parents.clone_from(&parents);
+    pub async fn set_parents(
+        &self,
+        parents: Vec<Peer>,
+        streams: StreamChoice,
+        control: Option<CongestionControl>,
+    ) {
+        {
+            let mut view = lock(&self.shared.view);
+            view.parents.clone_from(&parents);
+            view.control = control;
+        }
         // A manager that has ended has nothing to move.
         let _ = self.commands.send(Command::Parents(parents, streams)).await;
     }

@@ -324,6 +324,7 @@ impl DataPlane {
         if probed.is_full() {
             return asked.answer(&mut conn, Some(&probed.key), &Answer::Busy).await;
         }
+        asked.grant(&conn);
         let welcome = Answer::Welcome(Welcome {
             node: self.node.clone(),
             windows: self.windows,
@@ -381,6 +382,7 @@ impl DataPlane {
                 .await?;
             return Err(TransferError::Refused(failure));
         };
+        asked.grant(&conn);
         self.welcome(served, asked, &mut conn).await?;
         hop.add_stream(stream, conn.into_blocking()?)
     }

@@ -115,7 +115,12 @@ impl Job {
             self.serving = Some(serving);
         }
         match &self.inbound {
-            Some(inbound) => inbound.set_parents(run.parents.clone(), run.streams).await,
+            Some(inbound) => {
+                let control = run.congestion_control.clone();
+                inbound
+                    .set_parents(run.parents.clone(), run.streams, control)
+                    .await;
+            }
             None => {
                 let config = InboundConfig {
                     job: self.id,
@@ -123,6 +128,7 @@ impl Job {
                     store: target.store().clone(),
                     parents: run.parents.clone(),
                     streams: run.streams,
+                    control: run.congestion_control.clone(),
                     rank: self.rank,
                     wanted: run.wanted,
                 };

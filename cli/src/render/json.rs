@@ -369,7 +369,7 @@ mod tests {
             Event::Compared(Compared { by: "sha256sum", sha256: "00".to_owned(), copies: 3 }),
         ]), @r#"
         {"event":"submitted","job":"11111111-1111-1111-1111-111111111111"}
-        {"event":"planned","job":"11111111-1111-1111-1111-111111111111","plan":{"shape":"chain","source":"n0","depth":1,"predicted_seconds":8.9,"bound_seconds":8.6,"reason":"every node sends to one other, so each has its whole interface","hops":[{"child":"n1","parent":"n0","fallbacks":[],"streams":1,"streams_cap":4,"depth":1,"bytes_per_second":125000000,"finish_seconds":8.6,"limited_by":"interface of n1"}]}}
+        {"event":"planned","job":"11111111-1111-1111-1111-111111111111","plan":{"shape":"chain","source":"n0","depth":1,"predicted_seconds":8.9,"bound_seconds":8.6,"reason":"every node sends to one other, so each has its whole interface","hops":[{"child":"n1","parent":"n0","fallbacks":[],"streams":1,"streams_cap":4,"congestion_control":null,"depth":1,"bytes_per_second":125000000,"finish_seconds":8.6,"limited_by":"interface of n1"}]}}
         {"event":"planned","plan":{"shape":"chain","source":"n0","depth":0,"predicted_seconds":8.9,"bound_seconds":8.6,"reason":"every node sends to one other, so each has its whole interface","hops":[]}}
         {"event":"node","job":"11111111-1111-1111-1111-111111111111","node":"n1","state":"receiving","path":"/scratch/stage/genome.db","bytes_received":536870912,"seconds":4.0,"bytes_per_second":120000000,"parent":"n0","streams":1,"already":false,"error":null}
         {"event":"remark","job":"11111111-1111-1111-1111-111111111111","text":"n1 moved"}

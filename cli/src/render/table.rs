@@ -167,7 +167,10 @@ pub(crate) fn hops(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
             hop.child.to_string(),
             hop.parent.to_string(),
             hop.depth.to_string(),
-            hop.streams.to_string(),
+            match &hop.congestion_control {
+                Some(control) => format!("{} ({control})", hop.streams),
+                None => hop.streams.to_string(),
+            },
             if hop.rate == Rate::UNLIMITED {
                 "-".to_owned()
             } else {

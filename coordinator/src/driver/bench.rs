@@ -22,6 +22,8 @@ pub(crate) struct Begun {
     /// Who is asked, in the order of TARGETS.
     pub(crate) nodes: Vec<NodeName>,
     pub(crate) addresses: BTreeMap<NodeName, Vec<SocketAddr>>,
+    /// What was known before.
+    pub(crate) facts: Facts,
     /// As long as it is held, no other bench measures.
     _turn: Option<Arc<()>>,
 }
@@ -61,6 +63,7 @@ impl Driver {
         Ok(Begun {
             nodes,
             addresses,
+            facts: self.facts(),
             _turn: turn,
         })
     }

@@ -8,8 +8,9 @@ use stage_core::bench::{HostReport, Pair};
 use stage_core::failure::{Code, Failure};
 use stage_core::id::{AskId, Epoch, JobId, NodeName, PlanVersion};
 use stage_core::job::UnfitRule;
+use stage_core::plan::Controls;
 use stage_core::units::Rate;
-use stage_proto::convert::{cache, if_exists, parse, wanted};
+use stage_proto::convert::{cache, if_exists, optional, parse, wanted};
 use stage_proto::{WireError, v1};
 
 use crate::bench::Wanted;
@@ -30,17 +31,6 @@ fn fault(field: &'static str, why: &str) -> WireError {
     WireError {
         field,
         why: why.to_owned(),
-    }
-}
-
-fn optional<T: std::str::FromStr<Err: ToString>>(
-    field: &'static str,
-    text: &str,
-) -> Result<Option<T>, WireError> {
-    if text.is_empty() {
-        Ok(None)
-    } else {
-        parse(field, text).map(Some)
     }
 }
 
@@ -146,9 +136,19 @@ pub(super) fn registration(wire: &v1::Register) -> Result<Registration, WireErro
             .collect::<Result<_, _>>()?,
         roots: wire.roots.iter().take(64).cloned().collect(),
         windows: wire.windows.as_ref().map(Into::into),
+        controls: controls(wire),
         jobs,
         cluster: optional("cluster_id", &wire.cluster_id)?,
         epoch: Epoch(wire.epoch),
+    })
+}
+
+/// A name that is none is one that nobody can ask for.
+fn controls(wire: &v1::Register) -> Option<Controls> {
+    let named = wire.congestion_controls.iter().take(ENTRIES);
+    Some(Controls {
+        default: wire.congestion_control.parse().ok()?,
+        offered: named.filter_map(|name| name.parse().ok()).collect(),
     })
 }
 

@@ -77,7 +77,7 @@ fn answer_by(ask: &v1::Ask, load: f64, disk: f64, router: &str) -> Vec<v1::Said>
         Question::ProbeLink(probe) => match probe.side.as_ref().unwrap() {
             // It goes on until it is told that nobody measures it.
             Side::AnswerTo(_) => return vec![v1::Said::of(&Said::Progress(Default::default()), false)],
-            Side::Measure(_) => Said::Link(Box::new(LinkReading {
+            Side::Measure(measure) => Said::Link(Box::new(LinkReading {
                 rtt: Rtt::of(vec![Duration::from_micros(150)]),
                 forward: vec![stream(1100.0)],
                 backward: Vec::new(),
@@ -92,6 +92,7 @@ fn answer_by(ask: &v1::Ask, load: f64, disk: f64, router: &str) -> Vec<v1::Said>
                     swallows: true,
                     from_second: false,
                 },
+                control: measure.congestion_control.parse().ok(),
             })),
         },
         _ => return Vec::new(),

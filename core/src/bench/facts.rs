@@ -63,6 +63,7 @@ fn link(facts: &mut Facts, topology: &Topology, pair: &Pair, reading: &LinkReadi
             rates: rising.iter().map(|one| (one.streams, one.rate)).collect(),
             filled,
             loss: LinkReading::best(rates).map_or(0.0, StreamReading::loss),
+            control: reading.control.clone(),
         };
         let path = facts
             .paths

@@ -109,6 +109,7 @@ impl Job {
                 },
                 (None, None) => StreamChoice::Auto { least: 1, cap: 1 },
             },
+            congestion_control: hop.and_then(|hop| hop.congestion_control.clone()),
             wanted: hop
                 .map(|hop| hop.rate)
                 .filter(|rate| *rate > Rate::ZERO)

@@ -261,6 +261,7 @@ impl Job {
             streams: self.spec.streams.or(like.map(|hop| hop.streams)).unwrap_or(1),
             streams_cap: like.map_or(CAP, |hop| hop.streams_cap),
             streams_least: 1,
+            congestion_control: like.and_then(|hop| hop.congestion_control.clone()),
             depth: 1,
             rate: plan
                 .hops

@@ -8,6 +8,7 @@ use super::order::Walk;
 use super::shapes::Parents;
 use crate::chunk::CHUNK;
 use crate::cost::{self, Carry, StreamBound};
+use crate::id::CongestionControl;
 use crate::topology::EdgeId;
 use crate::units::Rate;
 
@@ -72,6 +73,7 @@ pub(crate) struct HopForecast {
     pub(super) streams: u16,
     pub(super) streams_cap: u16,
     pub(super) streams_least: u16,
+    pub(super) control: Option<CongestionControl>,
     pub(super) depth: u16,
     pub(super) rate: Rate,
     pub(super) cause: Cause,
@@ -101,6 +103,7 @@ struct Laid<'a> {
     streams_cap: Vec<u16>,
     /// Whether loss or a measurement says how many streams are needed.
     told: Vec<bool>,
+    controls: Vec<Option<CongestionControl>>,
     rtt: Vec<Duration>,
     /// By edge number, then (under a send limit) one for each sending node.
     capacities: Vec<f64>,
@@ -155,6 +158,7 @@ fn lay_out<'a>(ground: &Ground<'a>, parents: &Parents) -> Laid<'a> {
         carry: Vec::with_capacity(hops),
         streams_cap: Vec::with_capacity(hops),
         told: Vec::with_capacity(hops),
+        controls: Vec::with_capacity(hops),
         rtt: Vec::with_capacity(hops),
         capacities: Vec::new(),
         users: Vec::new(),
@@ -170,6 +174,7 @@ fn lay_out<'a>(ground: &Ground<'a>, parents: &Parents) -> Laid<'a> {
         laid.carry.push(hop.carry);
         laid.streams_cap.push(hop.streams_cap);
         laid.told.push(hop.told);
+        laid.controls.push(hop.control);
         laid.alone.push(hop.alone);
     }
 
@@ -220,6 +225,8 @@ pub(crate) struct LaidHop<'a> {
     pub(crate) streams_cap: u16,
     /// Whether loss or a measurement says how many streams are needed.
     pub(crate) told: bool,
+    /// What they ask for; `None`: their host's own.
+    pub(crate) control: Option<CongestionControl>,
     /// What the hop could carry if nobody else used its way, and what stops it then.
     pub(crate) alone: (Rate, Cause),
 }
@@ -227,8 +234,9 @@ pub(crate) struct LaidHop<'a> {
 /// Lays one hop; `None` if no network joins both.
 pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> Option<LaidHop<'a>> {
     let route = ground.route(parent, child)?;
-    let path = ground.stream_path(parent, child, &route);
-    let (mut carry, bound) = Carry::new(&path, ground.measured(&route));
+    let control = ground.control(parent, child, &route);
+    let path = ground.stream_path(parent, child, &route, control.as_ref());
+    let (mut carry, bound) = Carry::new(&path, ground.measured(parent, &route, control.as_ref()));
     let mut cause = Cause::Streams { parent, child, bound };
     for &edge in &route.edges {
         if carry.limit(cost::goodput(ground.topology.member_capacity(edge))) {
@@ -259,6 +267,7 @@ pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> O
         edges: route.edges,
         rtt: path.rtt,
         told: path.loss > 0.0 || carry.is_measured(),
+        control,
         carry,
         streams_cap,
         alone,
@@ -371,6 +380,7 @@ fn time(
             streams,
             streams_cap,
             streams_least: if laid.told[hop] { streams } else { 1 },
+            control: laid.controls[hop].clone(),
             depth: here.depth,
             rate,
             cause,
@@ -432,6 +442,7 @@ pub(crate) fn local_copy(ground: &Ground<'_>) -> HopForecast {
         streams: 1,
         streams_cap: 1,
         streams_least: 1,
+        control: None,
         depth: 1,
         rate,
         cause,

@@ -7,9 +7,9 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Facts, HopFacts, PathFacts, PlanError, Request, WindowLimits};
-use crate::cost::{self, StreamPath};
-use crate::id::NodeName;
+use super::{Facts, HopFacts, PathFacts, PlanError, Request};
+use crate::cost::StreamPath;
+use crate::id::{CongestionControl, NodeName};
 use crate::topology::{EdgeId, Node, Route, Topology};
 use crate::units::Rate;
 
@@ -100,9 +100,19 @@ impl<'a> Ground<'a> {
         self.facts.hop(self.name(parent), self.name(child))
     }
 
-    /// What was measured between the switches where a hop begins and ends.
-    pub(super) fn measured(&self, route: &Route) -> Option<&'a PathFacts> {
-        self.facts.path(route)
+    /// What was measured between the switches where a hop begins and ends, with the congestion control that it will have.
+    pub(super) fn measured(
+        &self,
+        parent: usize,
+        route: &Route,
+        control: Option<&CongestionControl>,
+    ) -> Option<&'a PathFacts> {
+        self.facts.measured(self.name(parent), route, control)
+    }
+
+    /// The congestion control that a hop's connections ask for.
+    pub(super) fn control(&self, parent: usize, child: usize, route: &Route) -> Option<CongestionControl> {
+        self.facts.control(self.name(parent), self.name(child), route)
     }
 
     /// What an edge carries of payload.
@@ -143,33 +153,21 @@ impl<'a> Ground<'a> {
         self.request.limit.unwrap_or(Rate::UNLIMITED)
     }
 
-    /// The path of one of a hop's streams.
-    pub(super) fn stream_path(&self, parent: usize, child: usize, route: &Route) -> StreamPath {
-        let windows = |ordinal: usize| -> WindowLimits {
-            self.facts
-                .nodes
-                .get(self.name(ordinal))
-                .and_then(|facts| facts.windows)
-                .unwrap_or_default()
-        };
-        // BBR does not take loss for congestion.
-        let loss = if route.congestion_control.as_deref() == Some("bbr") {
-            0.0
-        } else {
-            // What was measured to be sent again explains a rate that was measured with it, and nothing by itself: while
-            // more streams bring more, it lets a hop have more of them.
-            let seen = self
-                .measured(route)
-                .filter(|path| !path.filled && path.loss >= cost::LOSSY);
-            route.loss.max(seen.map_or(0.0, |path| path.loss))
-        };
-        StreamPath {
-            rtt: self.rtt(parent, child, route),
-            sender: windows(parent),
-            receiver: windows(child),
-            loss,
-            encrypted: self.request.encrypted,
-        }
+    /// The path of one of a hop's streams, which ask for this congestion control; `None`: for none.
+    pub(super) fn stream_path(
+        &self,
+        parent: usize,
+        child: usize,
+        route: &Route,
+        control: Option<&CongestionControl>,
+    ) -> StreamPath {
+        self.facts.stream_path(
+            self.name(parent),
+            self.name(child),
+            route,
+            control,
+            self.request.encrypted,
+        )
     }
 }
 

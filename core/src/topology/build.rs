@@ -10,7 +10,7 @@ use super::graph::{Fabric, Leg, Point, Wire};
 use super::parse::{Draft, LinkDraft, NodeDraft};
 use super::report::Report;
 use super::{Group, Interface, Node, Topology, hostlist};
-use crate::id::{NodeName, RootName, SwitchName};
+use crate::id::{CongestionControl, NodeName, RootName, SwitchName};
 use crate::units::Rate;
 
 /// The most switches: the ways between them are kept for each pair that is asked for.
@@ -40,7 +40,7 @@ struct Parallel {
     capacity: u64,
     rtt: Option<Duration>,
     loss: u64,
-    congestion_control: Option<String>,
+    congestion_control: Option<CongestionControl>,
 }
 
 struct Build<'r, 'a> {

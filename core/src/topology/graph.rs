@@ -9,6 +9,7 @@ use petgraph::graph::{NodeIndex, UnGraph};
 use petgraph::unionfind::UnionFind;
 
 use super::EdgeId;
+use crate::id::CongestionControl;
 use crate::units::Rate;
 
 /// One end of a wire: an index into the topology's switches or nodes.
@@ -28,7 +29,7 @@ pub(super) struct Wire {
     pub(super) members: u32,
     pub(super) rtt: Option<Duration>,
     pub(super) loss: f64,
-    pub(super) congestion_control: Option<String>,
+    pub(super) congestion_control: Option<CongestionControl>,
     /// For people; an interface is named after its node.
     pub(super) link: Option<String>,
 }

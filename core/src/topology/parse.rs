@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::report::{At, Report, Section, names};
 use super::{Group, hostlist};
-use crate::id::{ClusterName, NodeName, RootName, SwitchName};
+use crate::id::{ClusterName, CongestionControl, NodeName, RootName, SwitchName};
 use crate::units::Rate;
 
 /// The file as it was written.
@@ -57,7 +57,7 @@ pub(super) struct LinkDraft {
     pub(super) capacity: Rate,
     pub(super) rtt: Option<Duration>,
     pub(super) loss: f64,
-    pub(super) congestion_control: Option<String>,
+    pub(super) congestion_control: Option<CongestionControl>,
 }
 
 /// One entry of `[groups]`.
@@ -354,20 +354,15 @@ fn link(report: &mut Report<'_>, section: &Section<'_>) -> Option<LinkDraft> {
     let congestion_control = section
         .text(report, "congestion_control", "bbr")
         .and_then(|text| {
-            // The kernel's TCP_CA_NAME_MAX is 16 with its final zero.
-            let good = (1..=15).contains(&text.value.len())
-                && text
-                    .value
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'));
-            if !good {
+            let name = text.value.parse();
+            if name.is_err() {
                 let message = format!(
                     "{:?} is no congestion control: write for example \"bbr\" or \"cubic\"",
                     text.value
                 );
                 report.error(text.at, message);
             }
-            good.then(|| text.value.to_owned())
+            name.ok()
         });
 
     const EXAMPLE: &str = "write between = [\"rack[1-2]\", \"core\"]";

@@ -233,7 +233,7 @@ nic = "10 Gbit/s"
     let route = topology.route(&name("a"), &name("b")).unwrap();
     assert_eq!(switches(&route), "fast1 fast2");
     assert_eq!(route.to_address, Some("fd00::2".parse().unwrap()));
-    assert_eq!(route.congestion_control.as_deref(), Some("bbr"));
+    assert_eq!(route.congestion_control, Some("bbr".parse().unwrap()));
     assert!((route.loss - 0.1).abs() < 1e-9);
     // c to b: min(10, 25) over two links beats min(10, 1) over none.
     let route = topology.route(&name("c"), &name("b")).unwrap();

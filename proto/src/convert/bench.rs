@@ -10,7 +10,7 @@ use stage_core::bench::{
 use stage_core::id::JobKey;
 use stage_core::units::{ByteCount, Rate};
 
-use super::{WireError, array, fault, parse, required, seconds, streams16};
+use super::{WireError, array, fault, optional, parse, required, seconds, streams16, text};
 use crate::v1;
 
 impl From<&LinkProbe> for v1::ProbeLink {
@@ -26,12 +26,14 @@ impl From<&LinkProbe> for v1::ProbeLink {
                     depth,
                     sweep,
                     keep,
+                    control,
                 } => Wire::Measure(v1::MeasureLink {
                     peer: Some(peer.into()),
                     depth: depth.to_string(),
                     sweep: *sweep,
                     keep_here: keep.here,
                     keep_there: keep.there,
+                    congestion_control: text(control.as_ref()),
                 }),
             }),
         }
@@ -57,6 +59,7 @@ impl TryFrom<&v1::ProbeLink> for LinkProbe {
                         here: measure.keep_here,
                         there: measure.keep_there,
                     },
+                    control: optional("measure.congestion_control", &measure.congestion_control)?,
                 },
             },
         })
@@ -265,6 +268,7 @@ impl From<&LinkReading> for v1::LinkReading {
             backward_kept: reading.backward_kept.as_ref().map(Into::into),
             switches: reading.switches.iter().map(ToString::to_string).collect(),
             trace: Some((&reading.trace).into()),
+            congestion_control: text(reading.control.as_ref()),
         }
     }
 }
@@ -300,6 +304,7 @@ impl TryFrom<&v1::LinkReading> for LinkReading {
                 .map(TryInto::try_into)
                 .transpose()?
                 .unwrap_or_default(),
+            control: optional("link.congestion_control", &wire.congestion_control)?,
         })
     }
 }

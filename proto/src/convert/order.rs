@@ -9,8 +9,8 @@ use stage_core::payload::SourcePath;
 use stage_core::units::{ByteCount, Rate};
 
 use super::{
-    WireError, array, cache, chunk_hash, fault, file_digest, if_exists, limit, limit_out, parse, place,
-    place_out, required, streams16,
+    WireError, array, cache, chunk_hash, fault, file_digest, if_exists, limit, limit_out, optional, parse,
+    place, place_out, required, streams16, text,
 };
 use crate::v1;
 
@@ -137,6 +137,7 @@ impl From<&Run> for v1::Run {
             streams: streams.into(),
             streams_least: streams_least.into(),
             streams_cap: streams_cap.into(),
+            congestion_control: text(run.congestion_control.as_ref()),
             children: run.children.iter().map(ToString::to_string).collect(),
             limit_bytes_per_second: limit_out(run.limit),
             r#final: run.fin.as_ref().map(Into::into),
@@ -174,6 +175,7 @@ impl TryFrom<&v1::Run> for Run {
                 },
                 fixed => StreamChoice::Fixed(bounded("run.streams", fixed)?),
             },
+            congestion_control: optional("run.congestion_control", &wire.congestion_control)?,
             children: wire
                 .children
                 .iter()

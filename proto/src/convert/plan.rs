@@ -3,7 +3,7 @@
 use stage_core::plan::{Hop, Plan};
 use stage_core::units::Rate;
 
-use super::{WireError, parse, seconds, streams16};
+use super::{WireError, optional, parse, seconds, streams16, text};
 use crate::v1;
 
 impl From<&Plan> for v1::Plan {
@@ -29,6 +29,7 @@ impl From<&Hop> for v1::Hop {
             streams: hop.streams.into(),
             streams_cap: hop.streams_cap.into(),
             streams_least: hop.streams_least.into(),
+            congestion_control: text(hop.congestion_control.as_ref()),
             depth: hop.depth.into(),
             bytes_per_second: hop.rate.bytes_per_second(),
             finish_seconds: hop.finish.as_secs_f64(),
@@ -70,6 +71,7 @@ impl TryFrom<&v1::Hop> for Hop {
             streams: streams16("hop.streams", wire.streams)?,
             streams_cap: streams16("hop.streams_cap", wire.streams_cap)?,
             streams_least: streams16("hop.streams_least", wire.streams_least)?.max(1),
+            congestion_control: optional("hop.congestion_control", &wire.congestion_control)?,
             depth: streams16("hop.depth", wire.depth)?,
             rate: Rate::from_bytes_per_second(wire.bytes_per_second),
             finish: seconds("hop.finish_seconds", wire.finish_seconds)?,

@@ -66,6 +66,7 @@ fn run() -> Run {
         }],
         streams: StreamChoice::Auto { least: 2, cap: 8 },
         wanted: Rate::from_bytes_per_second(1.25e9),
+        congestion_control: Some("bbr".parse().unwrap()),
         children: vec!["n2".parse().unwrap()],
         limit: None,
         fin: Some(Final {
@@ -313,6 +314,7 @@ fn questions_and_answers_survive_the_wire() {
                 here: true,
                 there: false,
             },
+            control: Some("bbr".parse().unwrap()),
         }),
         removal(Place::Root {
             root: None,
@@ -389,6 +391,7 @@ fn questions_and_answers_survive_the_wire() {
                 swallows: true,
                 from_second: true,
             },
+            control: Some("bbr".parse().unwrap()),
         })),
         Said::Failed(Failure::new(Code::Exists, "x", "y")),
     ] {

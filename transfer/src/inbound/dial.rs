@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::Shared;
 use crate::error::TransferError;
 use crate::hello::{self, ConnKind, Hello, Welcome};
-use crate::sync::random;
+use crate::sync::{lock, random};
 
 /// After `later`: 20, 40, 80 ms and so on, up to a second.
 const LATER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
@@ -59,6 +59,7 @@ pub(super) async fn connect_to(
         node: shared.plane.node().clone(),
         rank: shared.rank,
         tried_others,
+        control: lock(&shared.view).control.clone(),
     };
     let welcome = timeout(
         HELLO_DEADLINE,

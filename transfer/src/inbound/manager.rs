@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stage_core::assignment::{Peer, StreamChoice};
-use stage_core::cost;
+use stage_core::cost::{self, Control, StreamPath};
 use stage_core::failure::Failure;
 use stage_core::id::NodeName;
 use stage_core::units::Rate;
@@ -348,10 +348,15 @@ impl Manager {
             StreamChoice::Fixed(count) => count,
             StreamChoice::Auto { least, cap } => cost::streams(
                 wanted_rate(self.shared.wanted),
-                connected.rtt,
-                connected.welcome.windows,
-                self.shared.plane.windows(),
-                0.0,
+                &StreamPath {
+                    rtt: connected.rtt,
+                    sender: connected.welcome.windows,
+                    receiver: self.shared.plane.windows(),
+                    // Which the plan knows, and not the child: it is in `least`.
+                    loss: 0.0,
+                    control: Control::Loss,
+                    encrypted: true,
+                },
                 cap,
             )
             .max(least.min(cap)),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use stage_core::assignment::Peer;
 use stage_core::bench::{Depth, Keep, LinkReading, Rtt, StreamReading, Trace, WORTH_DOUBLING};
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{Epoch, HopId, JobId, JobKey, PlanVersion};
+use stage_core::id::{CongestionControl, Epoch, HopId, JobId, JobKey, PlanVersion};
 use stage_core::units::{ByteCount, Rate};
 use stage_net::{BlockingConn, Conn, HELLO_DEADLINE, Role};
 use tokio::time::{sleep, timeout};
@@ -50,6 +50,8 @@ pub struct Probing {
     pub keep: Keep,
     /// Where this node writes then.
     pub roots: Option<Arc<Roots>>,
+    /// What both ends' connections ask for; `None`: each host's own.
+    pub control: Option<CongestionControl>,
 }
 
 /// Measures the way to a peer that answers this measurement. `bytes` counts what was moved.
@@ -107,6 +109,7 @@ impl Work {
         let mut reading = LinkReading {
             rtt,
             trace: self.trace(address.ip(), rtt.min).await,
+            control: self.probing.control.clone(),
             ..LinkReading::default()
         };
         if self.probing.sweep {
@@ -292,7 +295,16 @@ impl Work {
             node: self.plane.node().clone(),
             rank: (Epoch(0), PlanVersion(0)),
             tried_others: false,
+            control: self.probing.control.clone(),
         };
+        if let Some(control) = &hello.control {
+            conn.set_congestion_control(control.as_str()).map_err(|error| {
+                TransferError::Io(io::Error::new(
+                    error.kind(),
+                    format!("congestion control {control}: {error}"),
+                ))
+            })?;
+        }
         timeout(
             HELLO_DEADLINE,
             hello::ask(&mut conn, &self.probing.key, &hello, &peer.node),

@@ -308,6 +308,7 @@ impl Bench {
             store: store.clone(),
             parents,
             streams: StreamChoice::Fixed(streams),
+            control: None,
             rank: (Epoch(1), PlanVersion(1)),
             wanted: Rate::from_bits_per_second(1e10),
         };
@@ -330,6 +331,7 @@ impl Bench {
             store: store.clone(),
             parents,
             streams: StreamChoice::Auto { least: 1, cap: 3 },
+            control: None,
             rank: (Epoch(1), PlanVersion(1)),
             wanted: Rate::from_bytes_per_second(wanted),
         };

@@ -133,8 +133,12 @@ async fn a_new_plan_moves_the_child_without_a_gap() {
     until("some chunks", || t2.store().have().len() >= 4).await;
     // The same plan again changes nothing, another first parent does.
     let streams = stage_core::assignment::StreamChoice::Fixed(2);
-    r2.inbound.set_parents(vec![n1.peer(), n0.peer()], streams).await;
-    r2.inbound.set_parents(vec![n0.peer(), n1.peer()], streams).await;
+    r2.inbound
+        .set_parents(vec![n1.peer(), n0.peer()], streams, None)
+        .await;
+    r2.inbound
+        .set_parents(vec![n0.peer(), n1.peer()], streams, None)
+        .await;
     let events = r2.complete().await;
     assert_eq!(parents(&events), ["n1", "n0"], "{events:?}");
     bench.published(t2, source.fin().await).await;

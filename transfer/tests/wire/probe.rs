@@ -36,6 +36,7 @@ async fn measured(
         sweep,
         keep: Keep::default(),
         roots: None,
+        control: None,
     };
     let bytes = Arc::new(AtomicU64::new(0));
     let work = measure(from.plane.clone(), probing, bytes.clone(), stop);
@@ -103,6 +104,7 @@ async fn kept(bench: &Bench, there: bool) {
             there: true,
         },
         roots: Some(ours),
+        control: None,
     };
     let work = measure(
         n0.plane.clone(),

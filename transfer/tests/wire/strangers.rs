@@ -248,6 +248,7 @@ async fn a_child_that_breaks_the_protocol_is_alone_in_it() {
         node: name("n7"),
         rank: (Epoch(1), PlanVersion(1)),
         tried_others: true,
+        control: None,
     };
     let ask = async |hello: &Hello| {
         let mut conn = net.dial(address, &Role::Node(name("n0")), None).await.unwrap();

@@ -38,6 +38,7 @@ pub(super) fn object(measurement: &Measurement, wire: &v1::Measured) -> Value {
             "reached": reading.trace.reached,
             "path_mtu": (reading.trace.mtu > 0).then_some(reading.trace.mtu),
             "larger_vanish": reading.trace.swallows,
+            "congestion_control": reading.control,
             "forward_to_disk": reading.forward_kept.as_ref().map(stream),
             "backward_to_disk": reading.backward_kept.as_ref().map(stream),
         }),

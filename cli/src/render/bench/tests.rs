@@ -68,6 +68,7 @@ fn link() -> Measurement {
                 mtu: 9000,
                 ..Trace::default()
             },
+            control: None,
         })),
     }
 }

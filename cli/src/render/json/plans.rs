@@ -1,7 +1,7 @@
 //! Plans, what was tried for them, and their simulations.
 
 use serde::Serialize;
-use stage_core::id::NodeName;
+use stage_core::id::{CongestionControl, NodeName};
 use stage_core::plan::{Plan, Tried};
 
 use super::{forecast, seconds};
@@ -26,6 +26,7 @@ struct OneHop<'a> {
     fallbacks: &'a [NodeName],
     streams: u16,
     streams_cap: u16,
+    congestion_control: Option<&'a CongestionControl>,
     depth: u16,
     bytes_per_second: u64,
     finish_seconds: Option<f64>,
@@ -50,6 +51,7 @@ impl<'a> From<&'a Plan> for FullPlan<'a> {
                     fallbacks: &hop.fallbacks,
                     streams: hop.streams,
                     streams_cap: hop.streams_cap,
+                    congestion_control: hop.congestion_control.as_ref(),
                     depth: hop.depth,
                     bytes_per_second: hop.rate.bytes_per_second().round() as u64,
                     finish_seconds: forecast(hop.finish),

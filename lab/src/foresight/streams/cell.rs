@@ -364,7 +364,7 @@ mod tests {
             let [near, far] = ["near", "far"].map(|name| name.parse().unwrap());
             let route = parsed.route(&near, &far).unwrap();
             assert_eq!(route.rtt, Some(cell.rtt()), "{}", cell.name());
-            assert_eq!(route.congestion_control.as_deref(), Some(cell.control));
+            assert_eq!(route.congestion_control, Some(cell.control.parse().unwrap()));
             assert!((route.loss * 1e4 - f64::from(cell.loss)).abs() < 1e-6);
         }
     }
