@@ -71,23 +71,42 @@ impl Facts {
         self.nodes.get(node)?.controls.as_ref()
     }
 
-    /// The congestion control that a hop's connections ask for, those that send: what the topology says, else what was
-    /// measured, else BBR where loss would be the limit. `None`: its host's own, also where that offers no other.
+    /// The congestion control that a hop's connections ask for, those that send: what the topology says, else BBR where loss
+    /// would be the limit and cubic where the way is short. `None`: its host's own, also where that offers no other.
+    ///
+    /// Every ten seconds BBR sends next to nothing for 200 ms, to see the round trip without a queue. Along a chain what each
+    /// hop loses by that adds up, and nobody learns anything from it where the round trip is that of a switch.
     pub fn control(&self, parent: &NodeName, child: &NodeName, route: &Route) -> Option<CongestionControl> {
         let controls = self.controls(parent);
         let offers = |name: &CongestionControl| controls.is_none_or(|all| all.offered.contains(name));
         if let Some(asked) = &route.congestion_control {
             return offers(asked).then(|| asked.clone());
         }
+        // It was measured with BBR because there was loss, which that does not show.
         if let Some(measured) = self.path(route).and_then(|path| path.control.as_ref())
+            && Control::of(measured) == Control::Model
             && offers(measured)
         {
             return Some(measured.clone());
         }
+        let path = StreamPath {
+            control: Control::Loss,
+            ..self.stream_path(parent, child, route, None, false)
+        };
+        let (suits, name) = match path.rate() {
+            (_, StreamBound::Loss) => (Control::Model, cost::BBR),
+            _ if path.rtt <= cost::NEAR => (Control::Loss, cost::CUBIC),
+            _ => return None,
+        };
         let controls = controls?;
-        let bbr = controls.offered.iter().find(|name| name.as_str() == cost::BBR)?;
-        let (_, bound) = self.stream_path(parent, child, route, None, false).rate();
-        (bound == StreamBound::Loss && controls.default != *bbr).then(|| bbr.clone())
+        if Control::of(&controls.default) == suits {
+            return None;
+        }
+        controls
+            .offered
+            .iter()
+            .find(|offered| offered.as_str() == name)
+            .cloned()
     }
 
     /// The path of one of a hop's streams, which ask for this congestion control; `None`: for none.
@@ -208,9 +227,13 @@ mod tests {
 
     /// Two nodes, 100 ms apart; the link says this of itself too.
     fn far(says: &str) -> Topology {
+        apart("100 ms", says)
+    }
+
+    fn apart(rtt: &str, says: &str) -> Topology {
         let text = format!(
             "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s[1-2]\"\n[[link]]\nbetween = [\"s1\", \"s2\"]\n\
-             capacity = \"1 Gbit/s\"\nrtt = \"100 ms\"\n{says}\n[[node]]\nname = \"n0\"\nattach = \"s1\"\n\
+             capacity = \"1 Gbit/s\"\nrtt = \"{rtt}\"\n{says}\n[[node]]\nname = \"n0\"\nattach = \"s1\"\n\
              nic = \"1 Gbit/s\"\n[[node]]\nname = \"n1\"\nattach = \"s2\"\nnic = \"1 Gbit/s\"\n"
         );
         Topology::parse("t", &text).unwrap()
@@ -271,6 +294,32 @@ mod tests {
         let (with, without) = (streams(&cubic), streams(&host(&["cubic"])));
         assert!(with < 10 && without > 30, "{with} and {without}");
         assert_eq!(streams(&host(&["bbr"])), with, "asked for or not, it is BBR");
+    }
+
+    #[test]
+    fn on_a_short_way_cubic_has_no_need_to_stop_and_look() {
+        let asks = |rtt, says, offered: &[&str]| {
+            let control = hop(&apart(rtt, says), &host(offered)).congestion_control;
+            control.map(String::from)
+        };
+        assert_eq!(asks("0.2 ms", "", &["bbr", "cubic"]).as_deref(), Some("cubic"));
+        assert_eq!(asks("0.2 ms", "", &["cubic", "bbr"]), None);
+        assert_eq!(
+            asks("0.2 ms", "", &["reno", "bbr"]),
+            None,
+            "that does not stop either"
+        );
+        assert_eq!(asks("0.2 ms", "", &["bbr", "reno"]), None, "it is not there");
+        assert_eq!(asks("15 ms", "", &["bbr", "cubic"]), None, "the host knows best");
+        assert_eq!(
+            asks("0.2 ms", "loss = 0.001", &["bbr", "cubic"]),
+            None,
+            "loss would be the limit"
+        );
+        assert_eq!(
+            asks("0.2 ms", "congestion_control = \"bbr\"", &["bbr", "cubic"]).as_deref(),
+            Some("bbr")
+        );
     }
 
     #[test]

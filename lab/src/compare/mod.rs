@@ -46,6 +46,9 @@ pub(crate) struct Compare {
     /// Where the figures go; the table beside them with the suffix md [default: lab/results/DATE-compare.json].
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// What all nodes' connections go by, iperf3's and the peers' too [default: the kernel's].
+    #[arg(long, value_name = "NAME")]
+    congestion_control: Option<String>,
     /// A word more for stage's push, as `--word=--streams --word=2`.
     #[arg(long = "word", value_name = "WORD")]
     words: Vec<String>,
@@ -65,7 +68,7 @@ struct Setting {
     shaped: bool,
 }
 
-const SETTINGS: [Setting; 4] = [
+const SETTINGS: [Setting; 5] = [
     Setting {
         name: "four",
         about: "4 targets, 1 Gbit/s each",
@@ -77,6 +80,13 @@ const SETTINGS: [Setting; 4] = [
         name: "eight",
         about: "8 targets, 500 Mbit/s each",
         targets: 8,
+        rate: "500 Mbit/s",
+        shaped: true,
+    },
+    Setting {
+        name: "one",
+        about: "1 target, 500 Mbit/s: what the others of eight cost",
+        targets: 1,
         rate: "500 Mbit/s",
         shaped: true,
     },
@@ -277,6 +287,11 @@ fn sheet(
         ..Options::default()
     };
     let lab = Lab::with(&topology, &options)?;
+    if let Some(control) = &compare.congestion_control {
+        for node in topology.nodes() {
+            lab.congestion_control(node.name.as_str(), control)?;
+        }
+    }
     let file = random_file(&lab, "n0", "payload", compare.size)?;
     let digest = stage_lab::sha256sum(std::slice::from_ref(&file))?.remove(0);
     let mut sheet = Sheet {

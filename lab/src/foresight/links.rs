@@ -201,9 +201,9 @@ fn each_link(
                 .as_u64()
                 .and_then(|count| u32::try_from(count).ok());
             let streams = streams.unwrap_or(1);
-            // A long path is not full at once.
-            let start = Duration::from_secs(if ping > 50.0 { 3 } else { 1 });
-            let iperf = lab.iperf_streams(from, to, streams, start, Duration::from_secs(2))?;
+            // A long path is not full at once, nor is it every moment.
+            let [start, time] = if ping > 50.0 { [4, 8] } else { [1, 2] }.map(Duration::from_secs);
+            let iperf = lab.iperf_streams(from, to, streams, start, time)?;
             let (iperf, seen) = (iperf.bits_per_second() / 1e6, rate(best) * 8.0 / 1e6);
             let fits = off(seen, iperf).abs() <= NEAR;
             right &= fits;

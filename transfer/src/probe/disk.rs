@@ -1,10 +1,11 @@
 //! How fast a root is written and read: a file of ours that has no name, bounded in bytes and time.
 //!
-//! Written as a payload is, through the page cache; each stretch is then made durable (fdatasync), and stretches grow
-//! until each takes a good while, so that syncing costs little and a slow disk is not given more than it can take in
-//! time. Before reading, the kernel is told to forget the pages, so that the disk is read and not memory.
+//! Written as a payload is, through the page cache, and made durable behind the writer by a second thread (fdatasync), a
+//! stretch at a time. A stretch is given when the one before it is durable, and stretches grow until each takes a good
+//! while, so that syncing costs little and a slow disk is not given more than it can take in time. Before reading, the kernel is told to forget the pages, so that the disk is read and not memory.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, AtFlags, Mode, OFlags};
@@ -97,31 +98,9 @@ fn one(
     }
 
     let begun = Instant::now();
-    let (mut written, mut synced, mut stretch) = (0, 0, FIRST);
-    let mut mark = Instant::now();
-    while written < most && (written == 0 || begun.elapsed() < depth.disk_time()) {
-        // No two blocks are the same, lest a file system finds that out.
-        block[..8].copy_from_slice(&written.to_le_bytes());
-        let mut at = 0;
-        while at < block.len() {
-            let offset = written + at as u64;
-            at += rustix::io::pwrite(&file, &block[at..], offset).map_err(fail("writing"))?;
-        }
-        written += STEP as u64;
-        if !progress(STEP as u64) {
-            return Ok(Measured::Stopped);
-        }
-        if written - synced >= stretch {
-            rustix::fs::fdatasync(&file).map_err(fail("syncing"))?;
-            let took = mark.elapsed().max(Duration::from_micros(1));
-            let grown = stretch as f64 * STRETCH.as_secs_f64() / took.as_secs_f64();
-            stretch = (grown as u64)
-                .clamp(FIRST / 4, stretch * 4)
-                .next_multiple_of(STEP as u64);
-            synced = written;
-            mark = Instant::now();
-        }
-    }
+    let Some(written) = write(file.as_fd(), shown, &mut block, depth, progress)? else {
+        return Ok(Measured::Stopped);
+    };
     rustix::fs::fdatasync(&file).map_err(fail("syncing"))?;
     let write = Rate::of(ByteCount(written), begun.elapsed());
 
@@ -140,6 +119,63 @@ fn one(
         }
     }
     Ok(Measured::Rates(write, Rate::of(ByteCount(read), begun.elapsed())))
+}
+
+/// Writes until there is enough; gives how much, or nothing where `progress` wants no more. What is not durable by then
+/// is less than two stretches.
+fn write(
+    file: BorrowedFd<'_>,
+    shown: &str,
+    block: &mut [u8],
+    depth: Depth,
+    progress: &mut dyn FnMut(u64) -> bool,
+) -> Result<Option<u64>, Failure> {
+    let fail = |what: &'static str| move |errno: Errno| fault::of(errno, what, shown);
+    let most = depth.disk_bytes().0;
+    std::thread::scope(|scope| {
+        // Handed over, and not queued: what is given while the last stretch is still on its way waits.
+        let (send, stretches) = sync_channel(0);
+        let behind = scope.spawn(move || {
+            for () in stretches {
+                rustix::fs::fdatasync(file).map_err(fail("syncing"))?;
+            }
+            Ok(())
+        });
+        let begun = Instant::now();
+        let (mut written, mut given, mut stretch) = (0, 0, FIRST);
+        let mut mark = Instant::now();
+        while written < most && (written == 0 || begun.elapsed() < depth.disk_time()) {
+            // No two blocks are the same, lest a file system finds that out.
+            block[..8].copy_from_slice(&written.to_le_bytes());
+            let mut at = 0;
+            while at < block.len() {
+                let offset = written + at as u64;
+                at += rustix::io::pwrite(file, &block[at..], offset).map_err(fail("writing"))?;
+            }
+            written += STEP as u64;
+            if !progress(STEP as u64) {
+                return Ok(None);
+            }
+            if written - given >= stretch {
+                if send.send(()).is_err() {
+                    // It says why.
+                    break;
+                }
+                let took = mark.elapsed().max(Duration::from_micros(1));
+                let grown = stretch as f64 * STRETCH.as_secs_f64() / took.as_secs_f64();
+                stretch = (grown as u64)
+                    .clamp(FIRST / 4, stretch * 4)
+                    .next_multiple_of(STEP as u64);
+                given = written;
+                mark = Instant::now();
+            }
+        }
+        drop(send);
+        behind
+            .join()
+            .expect("syncing does not panic")
+            .map(|()| Some(written))
+    })
 }
 
 /// What is free, where that is too little for a file of so many bytes.
