@@ -40,6 +40,9 @@ const WAITING: usize = 1024;
 /// Threads that look at requests. One that reserves much space must not hold up the others.
 const THREADS: usize = 2;
 
+/// What a disk has read before it is asked: as much as the kernel asks for at once.
+const READ_AHEAD: ByteCount = ByteCount(256 << 10);
+
 /// A slow directory. Dropping it makes it as fast as it was.
 #[derive(Debug)]
 pub struct SlowDisk {
@@ -57,7 +60,7 @@ impl SlowDisk {
         let (reads, to_read) = sync_channel(WAITING);
         let through = Through::over(dir, writes, reads)?;
         let write = Pace::new(speed.write, speed.cache, speed.burst);
-        let read = Pace::new(speed.read, ByteCount(0), ByteCount(0));
+        let read = Pace::reading_ahead(speed.read, READ_AHEAD);
         let lanes = [(to_write, write), (to_read, read)];
         let lanes = lanes.map(|(answers, pace)| {
             let lane = std::thread::Builder::new().name("slow".to_owned());

@@ -10,6 +10,8 @@ pub(super) struct Pace {
     rate: Rate,
     cache: ByteCount,
     burst: ByteCount,
+    /// Bytes that it has read before they are asked for.
+    ahead: ByteCount,
     /// When all that was taken will be on the disk.
     due: Duration,
 }
@@ -21,15 +23,26 @@ impl Pace {
             rate,
             cache,
             burst: burst.min(cache),
+            ahead: ByteCount(0),
             due: Duration::ZERO,
+        }
+    }
+
+    /// One that reads on while nobody asks, so many bytes at most: else it would stand still from each answer to the next
+    /// question, which disks do not.
+    pub(super) fn reading_ahead(rate: Rate, ahead: ByteCount) -> Self {
+        Self {
+            ahead,
+            ..Self::new(rate, ByteCount(0), ByteCount(0))
         }
     }
 
     /// Takes bytes at `now`. How long whoever wrote them waits: not at all while the cache has room.
     pub(super) fn take(&mut self, now: Duration, bytes: u64) -> Duration {
-        // An idle disk saves nothing up.
-        self.due = self.due.max(now) + ByteCount(bytes).time_at(self.rate);
-        let left = self.due - now;
+        // Beyond that an idle disk saves nothing up.
+        let idle = now.saturating_sub(self.ahead.time_at(self.rate));
+        self.due = self.due.max(idle) + ByteCount(bytes).time_at(self.rate);
+        let left = self.due.saturating_sub(now);
         if left <= self.cache.time_at(self.rate) {
             return Duration::ZERO;
         }
@@ -79,6 +92,18 @@ mod tests {
         assert_eq!(rough.take(ms(90), 80_000), ms(0));
         // More than the cache is as much as the cache.
         assert_eq!(pace(u64::MAX).take(ms(0), 110_000), ms(110));
+    }
+
+    #[test]
+    fn a_disk_reads_on_between_two_questions() {
+        let mut pace = Pace::reading_ahead(Rate::from_bytes_per_second(1e6), ByteCount(20_000));
+        assert_eq!(pace.take(ms(100), 10_000), ms(0), "it lies ready");
+        let mut now = ms(100);
+        for _ in 0..100 {
+            // Each question comes 2 ms after the last answer.
+            now += pace.take(now, 10_000) + ms(2);
+        }
+        assert_eq!(now, ms(100 + 1000 - 10 + 2));
     }
 
     #[test]

@@ -30,8 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const AGAIN: Duration = Duration::from_millis(50);
 /// Round trips until slow start has filled a path: 15 doublings of 14.6 kB are half a gigabyte.
 const RUN_UP: u32 = 15;
-/// Round trips of a burst that count, at least: where a segment is missing what comes behind it is held back, and comes all
-/// at once when it was sent again. With five, a path of 100 ms carried 17 % more than it can.
+/// Round trips of a burst that count, at least: a part of it should have several (`bursts::middle`).
 const ROUNDS: u32 = 20;
 /// The run-up takes no longer, whatever the path.
 const LONGEST_RUN_UP: Duration = Duration::from_secs(3);
