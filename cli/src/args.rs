@@ -7,6 +7,7 @@
 
 mod bench;
 mod inventory;
+mod job;
 mod push;
 
 use std::ffi::OsString;
@@ -16,12 +17,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
-use stage_core::id::{IdError, JobId, NodeName, RootName};
+use stage_core::id::{IdError, NodeName, RootName};
 use stage_core::units::{ByteCount, Rate, parse_time};
 use stage_net::grpc::CoordinatorUrl;
 
 pub(crate) use bench::{Bench, Doctor};
 pub(crate) use inventory::{Ls, Rm, Verify, Which};
+pub(crate) use job::JobName;
 pub(crate) use push::{Cache, IfExists, Plan, Push, Travel, Unfit};
 
 /// Put a huge file on every node of a cluster at the speed of the network, and prove every copy right.
@@ -134,8 +136,8 @@ pub(crate) struct Output {
 /// `stage status`.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// The job [default: a line for each]
-    pub job: Option<JobId>,
+    /// The job, by its id or the beginning of it [default: a line for each]
+    pub job: Option<JobName>,
     /// Follow the job until it has ended, targets that were unfit included
     #[arg(long, requires = "job")]
     pub watch: bool,
@@ -147,8 +149,8 @@ pub(crate) struct Status {
 /// `stage wait`.
 #[derive(Debug, Args)]
 pub(crate) struct Wait {
-    /// The job
-    pub job: JobId,
+    /// The job, by its id or the beginning of it
+    pub job: JobName,
     /// Also wait for the targets that were unfit, until the job has ended
     #[arg(long)]
     pub unfit: bool,
@@ -232,8 +234,8 @@ pub(crate) enum NodesAction {
 /// `stage cancel`.
 #[derive(Debug, Args)]
 pub(crate) struct Cancel {
-    /// The job
-    pub job: JobId,
+    /// The job, by its id or the beginning of it
+    pub job: JobName,
     /// Only on these: groups, nodes, hostlists, exclusions
     #[arg(long, value_name = "NODES")]
     pub node: Option<String>,
@@ -252,8 +254,8 @@ other end, a new job brings the payload to the targets that do not have it.
 
 Exit: as `stage push`; 0 too where nothing was missing.")]
 pub(crate) struct Retry {
-    /// The job
-    pub job: JobId,
+    /// The job, by its id or the beginning of it
+    pub job: JobName,
     /// Another node that has the payload, under the same path [default: the same source]
     #[arg(long, value_name = "NODE")]
     pub from: Option<NodeName>,

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
+use crate::args::JobName;
 use crate::error::Error;
 use crate::view::Job;
 
@@ -138,6 +139,38 @@ impl Client {
             })
         })?;
         (&plan).try_into().map_err(|error| strange(&error))
+    }
+
+    /// The job that is meant.
+    ///
+    /// # Errors
+    /// None begins so, or several do; the coordinator refused, or went away.
+    pub(crate) async fn job(&mut self, name: &JobName) -> Result<JobId, Error> {
+        if let Some(whole) = name.whole() {
+            return Ok(whole);
+        }
+        let fits: Vec<JobId> = self
+            .jobs()
+            .await?
+            .into_iter()
+            .map(|job| job.id)
+            .filter(|job| name.fits(*job))
+            .collect();
+        let (message, hint) = match &fits[..] {
+            [one] => return Ok(*one),
+            [] => (
+                format!("there is no job that begins with {name}"),
+                "`stage status` lists the jobs; of older ones write the whole id",
+            ),
+            several => {
+                let all: Vec<String> = several.iter().map(ToString::to_string).collect();
+                (
+                    format!("{name} may be any of {}", all.join(", ")),
+                    "write more of the one that is meant",
+                )
+            }
+        };
+        Err(Failure::new(Code::UnknownJob, message, hint).into())
     }
 
     /// Jobs, newest first, without their nodes.

@@ -7,7 +7,7 @@
 //! | 1 | anything else |
 //! | 2 | bad flag, unknown or empty target, no source node, errors in a topology |
 //! | 3 | no coordinator |
-//! | 4 | refused before a byte moved: source missing or unreadable, no target fit; no agent on this host; `path`: not there |
+//! | 4 | refused before a byte moved: source missing or unreadable, no target fit; no agent on this host; `path`, `verify`: not there |
 //! | 5 | some targets published, some not |
 //! | 6 | none published |
 //! | 7 | cancelled |

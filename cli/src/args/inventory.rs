@@ -32,8 +32,9 @@ Examples:
 Every agent looks at each file: ok (untouched since it was published), changed,
 missing. What the content is only --verify tells, which reads all of it.
 
-Exit: 0; 5 some nodes did not answer (with --verify also: some copy is not ok);
-      2 bad request; 3 no coordinator; 1 anything else.")]
+Exit: 0; 5 some nodes did not answer (with --verify also: some copy is not ok;
+      4 nobody has what was asked for); 2 bad request; 3 no coordinator;
+      1 anything else.")]
 pub(crate) struct Ls {
     /// Which
     #[command(flatten)]
@@ -57,8 +58,8 @@ Every agent hashes its copies again and compares them, chunk by chunk, with what
 was published; of a directory also what is in it. Push a damaged copy again with
 --if-exists replace: only the chunks that differ travel.
 
-Exit: 0 all are ok; 5 some are not, or some nodes did not answer; 2 bad request;
-      3 no coordinator; 1 anything else.")]
+Exit: 0 all are ok; 4 nobody has what was asked for; 5 some are not, or some
+      nodes did not answer; 2 bad request; 3 no coordinator; 1 anything else.")]
 pub(crate) struct Verify {
     /// Which
     #[command(flatten)]

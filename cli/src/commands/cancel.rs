@@ -16,16 +16,16 @@ use crate::render::{self, Form};
 pub(crate) async fn run(flags: Cancel, connection: &Connection) -> Result<u8, Error> {
     let (url, net) = config::client(connection)?;
     let mut client = Client::connect(&net, &url).await?;
-    let cancelled = client.cancel(flags.job, flags.node.clone()).await?;
+    let id = client.job(&flags.job).await?;
+    let cancelled = client.cancel(id, flags.node.clone()).await?;
     // It is cancelled now, or was over before: what became of it is worth a line.
-    let job = client.watch(flags.job).next().await?;
+    let job = client.watch(id).next().await?;
     if let Some(job) = job {
         render::job(Form::of(flags.output.json), &job)?;
     }
     if let Some(state) = cancelled.ended {
         render::note(&format!(
-            "nothing was cancelled: job {} had ended before, as {state}",
-            flags.job
+            "nothing was cancelled: job {id} had ended before, as {state}"
         ));
     }
     if !cancelled.waiting.is_empty() {

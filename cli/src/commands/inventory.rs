@@ -54,6 +54,7 @@ async fn list(which: &Which, verify: bool, form: Form, connection: &Connection) 
         digest: which.digest.as_ref().map(ToString::to_string).unwrap_or_default(),
         verify,
     };
+    let asks = which.what.is_some() || which.digest.is_some();
     let (url, net) = config::client(connection)?;
     interruptible(|| None, async {
         let mut answers = Client::connect(&net, &url).await?.list(request).await?;
@@ -65,7 +66,11 @@ async fn list(which: &Which, verify: bool, form: Form, connection: &Connection) 
             }
             listing.heard(node, said, last)?;
         }
-        let exit = if listing.is_whole() && (all_ok || !verify) {
+        // To have checked nothing is no success.
+        let is_missing = verify && asks && listing.is_empty();
+        let exit = if listing.is_whole() && is_missing {
+            exit::REFUSED
+        } else if listing.is_whole() && (all_ok || !verify) {
             exit::DONE
         } else {
             exit::PARTLY

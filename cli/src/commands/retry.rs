@@ -19,10 +19,11 @@ pub(crate) async fn run(flags: Retry, connection: &Connection) -> Result<u8, Err
     let form = Form::of(flags.output.json);
     let new = new_id()?;
     let (url, net) = config::client(connection)?;
-    let goes_on = Cell::new(flags.job);
+    let mut client = Client::connect(&net, &url).await?;
+    let old = client.job(&flags.job).await?;
+    let goes_on = Cell::new(old);
     interruptible(|| Some(goes_on.get()), async {
-        let mut client = Client::connect(&net, &url).await?;
-        let (job, retried) = client.retry(flags.job, flags.from.as_ref(), new).await?;
+        let (job, retried) = client.retry(old, flags.from.as_ref(), new).await?;
         goes_on.set(job);
         let mut render = form.renderer();
         match retried {
@@ -34,8 +35,7 @@ pub(crate) async fn run(flags: Retry, connection: &Connection) -> Result<u8, Err
             }
             Retried::Revived => render::note(&format!("job {job} goes on from what its targets kept")),
             Retried::Anew => render::note(&format!(
-                "job {} has ended: job {job} brings it to the targets that do not have it",
-                flags.job
+                "job {old} has ended: job {job} brings it to the targets that do not have it"
             )),
         }
         if flags.detach && retried != Retried::Nothing {

@@ -15,10 +15,11 @@ pub(crate) async fn status(flags: Status, connection: &Connection) -> Result<u8,
     let form = Form::of(flags.output.json);
     let (url, net) = config::client(connection)?;
     let mut client = Client::connect(&net, &url).await?;
-    let Some(id) = flags.job else {
+    let Some(name) = flags.job else {
         render::jobs(form, &client.jobs().await?)?;
         return Ok(exit::DONE);
     };
+    let id = client.job(&name).await?;
     if !flags.watch {
         let job = client.watch(id).next().await?.ok_or_else(|| {
             Error::other("the coordinator showed no job", "look into the coordinator's log")
@@ -42,10 +43,11 @@ pub(crate) async fn wait(flags: Wait, connection: &Connection) -> Result<u8, Err
     let form = Form::of(flags.output.json);
     let until = if flags.unfit { Until::Ended } else { Until::Settled };
     let (url, net) = config::client(connection)?;
-    let client = Client::connect(&net, &url).await?;
-    interruptible(|| Some(flags.job), async {
+    let mut client = Client::connect(&net, &url).await?;
+    let job = client.job(&flags.job).await?;
+    interruptible(|| Some(job), async {
         let mut render = form.renderer();
-        let end = follow(&mut client.watch(flags.job), until, &mut *render).await?;
+        let end = follow(&mut client.watch(job), until, &mut *render).await?;
         conclude(end, until, &mut *render)
     })
     .await

@@ -292,7 +292,9 @@ pub(crate) fn end(out: &mut impl Write, job: &Job) -> io::Result<()> {
         && moved
     {
         let (actual, forecast) = (job.elapsed.as_secs_f64(), plan.predicted.as_secs_f64());
-        if job.state == JobState::Done && actual > 0.0 && forecast > 0.0 {
+        // A copy to the source itself has no bound: nothing crosses a network.
+        let is_bounded = plan.bound > Duration::ZERO;
+        if job.state == JobState::Done && actual > 0.0 && forecast > 0.0 && is_bounded {
             writeln!(
                 out,
                 "forecast {}, actual {} ({:+.0} %); no plan could beat {}: efficiency {:.0} %",

@@ -92,6 +92,11 @@ impl Listing {
         Ok(())
     }
 
+    /// Nobody has any of it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Whether all answered that should: one that is drained need not.
     pub(crate) fn is_whole(&self) -> bool {
         self.silent

@@ -44,6 +44,11 @@ fn the_inventory_follows_what_happens() {
     cluster.wait_clean();
     let digest = sha256(&source);
     let all_ok = of(&[("n1", "ok"), ("n2", "ok"), ("n3", "ok")]);
+    let job = pushed.last()["job"].as_str().unwrap();
+    let status = cluster.run(&["wait", &job[..6], "--json"]).expect(0);
+    assert_eq!(status.last()["job"], job);
+    let none = cluster.run(&["status", "ffffffff-ffff-4fff"]).expect(2);
+    assert!(none.stderr.contains("no job that begins with"), "{}", none.stderr);
 
     let ls = cluster.run(&["ls", "--json"]).expect(0);
     assert_eq!(copies(&ls), all_ok);
@@ -91,6 +96,12 @@ fn the_inventory_follows_what_happens() {
             .contains("no copies")
     );
     assert_eq!(copies(&cluster.run(&["verify", "--json"]).expect(0)), all_ok);
+    for typo in [&["verify", "other.db"][..], &["ls", "--verify", "other.db"]] {
+        assert!(
+            cluster.run(typo).expect(4).stdout.contains("no copies"),
+            "{typo:?}"
+        );
+    }
 
     // kill -9 forgets nothing.
     cluster.kill_agent(1);
