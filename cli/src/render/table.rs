@@ -73,6 +73,11 @@ fn state(job: &Job, node: &Node) -> String {
         NodeState::Receiving if job.payload.0 > 0 => {
             format!("receiving {} %", node.kept.0.saturating_mul(100) / job.payload.0)
         }
+        NodeState::Superseded => match &node.superseded_by {
+            // As much of it as `stage status` needs.
+            Some(job) => format!("superseded by {}", job.get(..8).unwrap_or(job)),
+            None => node.state.to_string(),
+        },
         state => state.to_string(),
     }
 }
@@ -237,5 +242,18 @@ mod tests {
             text.ends_with(" and 60 more published, faster than these\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn who_was_superseded_says_by_what() {
+        let node = Node {
+            state: NodeState::Superseded,
+            superseded_by: Some("0a1b2c3d-0000-4000-8000-000000000000".to_owned()),
+            ..unfit("n1")
+        };
+        let mut out = Vec::new();
+        outcome(&mut out, &finished(vec![node])).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("superseded by 0a1b2c3d "), "{text}");
     }
 }
