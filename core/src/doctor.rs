@@ -355,20 +355,31 @@ fn loss(node: &NodeName, host: &HostReport, context: &Context<'_>) -> Option<Fin
     if let Some(asked) = asked {
         return Some(finding(
             "congestion_control",
-            format!("the topology asks for {asked} on a way from here, and the kernel offers only {offered}"),
-            format!("modprobe tcp_{asked}  # and `tcp_{asked}` in /etc/modules-load.d/stage.conf to keep it"),
+            format!(
+                "the topology asks for {asked} on a way from here, and the kernel lets the agent have only {offered}"
+            ),
+            allow(asked.as_str(), host),
         ));
     }
     (loss >= LOSSY && !has("bbr")).then(|| {
         finding(
             "congestion_control",
             format!(
-                "ways from here lose {:.2} % of their packets, and the kernel offers only {offered}: bbr does not slow down at each of them",
+                "ways from here lose {:.2} % of their packets, and the kernel lets the agent have only {offered}: bbr does not slow down at each of them",
                 loss * 100.0,
             ),
-            "modprobe tcp_bbr  # and `tcp_bbr` in /etc/modules-load.d/stage.conf to keep it",
+            allow("bbr", host),
         )
     })
+}
+
+/// What lets an agent that is not root ask for a congestion control: it is there, and everybody may have it.
+fn allow(control: &str, host: &HostReport) -> String {
+    let others = host.congestion_controls.join(" ");
+    format!(
+        "modprobe tcp_{control} && sysctl -w net.ipv4.tcp_allowed_congestion_control=\"{others} {control}\"  # and \
+         restart the agent; /etc/modules-load.d/stage.conf and /etc/sysctl.d/90-stage.conf keep it"
+    )
 }
 
 fn backlog(node: &NodeName, host: &HostReport, topology: &Topology) -> Option<Finding> {

@@ -29,7 +29,7 @@ use crate::store::map::{Map, size_of};
 const QUEUE: usize = 2;
 /// Of chunks that are read again: those that lie ready, the one that is read, the one that is hashed.
 const BUFFERS: usize = QUEUE + 2;
-/// How long a chunk waits for children that want the processor.
+/// How long a chunk that must be read again waits for children that want the processor.
 const WAY: Duration = Duration::from_millis(50);
 /// So much time of the lane tells whether it gets the processor.
 const LATELY: Duration = Duration::from_millis(20);
@@ -129,7 +129,6 @@ impl Supply<'_> {
             let Part::Data(place) = store.layout().part(index) else {
                 continue;
             };
-            self.give_way();
             let bytes = match store.hot(index) {
                 Some(bytes) => Bytes::Hot(bytes),
                 None => self.again(index)?,
@@ -144,6 +143,7 @@ impl Supply<'_> {
 
     /// The lane has fallen behind what is in memory.
     fn again(&mut self, index: ChunkIndex) -> Result<Bytes, End> {
+        self.give_way();
         let mut own = if self.made < BUFFERS {
             self.made += 1;
             Vec::with_capacity(CHUNK as usize)
@@ -154,9 +154,8 @@ impl Supply<'_> {
         Ok(Bytes::Again(own))
     }
 
-    /// Where processors are short, children get their bytes first, and what only waits for the digest waits, though it may
-    /// have to be read again for that: then a processor is free. It goes on at a chunk a moment, so that it sees when that
-    /// is over.
+    /// Where processors are short, children get their bytes first, and what only waits for the digest waits: what is read
+    /// again now would cost them twice. It goes on at a chunk a moment, so that it sees when that is over.
     fn give_way(&self) {
         let since = Instant::now();
         let is_first = self.shared.expect.is_empty();
