@@ -237,7 +237,7 @@ impl StreamPath {
     /// what a thread moves.
     ///
     /// A control that slows down at each loss has the larger of two mean windows: Reno's by Mathis' bound
-    /// (1.22 / √loss segments), which cubic never falls below, and cubic's own ([`CUBIC_WINDOW`]). With one that does not, a
+    /// (1.22 / √loss segments), which cubic never falls below, and cubic's own (RFC 9438, section 5.1). With one that does not, a
     /// full window still stands still from a lost segment on until it was sent again and acknowledged: with
     /// `lost = 1 - exp(-loss × segments of a window)`, the chance that a window loses any, a window takes
     /// `1 + 2 × lost` round trips. Measured at 100 ms with 3.5 MB in flight and 0.01 %: 189 Mbit/s for 284 without loss,
