@@ -21,15 +21,6 @@ const LOOK: Duration = Duration::from_millis(20);
 /// A burst is looked at in so many parts of equal length.
 const PARTS: u32 = 5;
 
-/// The mean of all but the slowest and the fastest. Where a segment is missing, what comes behind it is held back by the
-/// kernel, and comes all at once when it was sent again: over 100 ms that makes parts in which more comes than can.
-fn middle(mut parts: Vec<Rate>) -> Rate {
-    parts.sort_unstable_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()));
-    let middle = parts.get(1..parts.len().saturating_sub(1)).unwrap_or_default();
-    let sum: f64 = middle.iter().map(|rate| rate.bytes_per_second()).sum();
-    Rate::from_bytes_per_second(sum / middle.len().max(1) as f64)
-}
-
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Way {
@@ -37,6 +28,15 @@ pub(super) enum Way {
     Forward,
     /// From there.
     Backward,
+}
+
+/// The mean of all but the slowest and the fastest. Where a segment is missing, what comes behind it is held back by the
+/// kernel, and comes all at once when it was sent again: over 100 ms that makes parts in which more comes than can.
+fn middle(mut parts: Vec<Rate>) -> Rate {
+    parts.sort_unstable_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()));
+    let middle = parts.get(1..parts.len().saturating_sub(1)).unwrap_or_default();
+    let sum: f64 = middle.iter().map(|rate| rate.bytes_per_second()).sum();
+    Rate::from_bytes_per_second(sum / middle.len().max(1) as f64)
 }
 
 pub(super) fn echo(control: &mut BlockingConn) -> io::Result<Duration> {

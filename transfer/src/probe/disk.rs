@@ -2,7 +2,8 @@
 //!
 //! Written as a payload is, through the page cache, and made durable behind the writer by a second thread (fdatasync), a
 //! stretch at a time. A stretch is given when the one before it is durable, and stretches grow until each takes a good
-//! while, so that syncing costs little and a slow disk is not given more than it can take in time. Before reading, the kernel is told to forget the pages, so that the disk is read and not memory.
+//! while, so that syncing costs little and a slow disk is not given more than it can take in time. Before reading, the
+//! kernel is told to forget the pages, so that the disk is read and not memory.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::mpsc::sync_channel;
@@ -121,8 +122,8 @@ fn one(
     Ok(Measured::Rates(write, Rate::of(ByteCount(read), begun.elapsed())))
 }
 
-/// Writes until there is enough; gives how much, or nothing where `progress` wants no more. What is not durable by then
-/// is less than two stretches.
+/// Writes until there is enough; gives how much, or nothing where `progress` wants no more. Only what was written since
+/// the last stretch was handed over is not durable by then.
 fn write(
     file: BorrowedFd<'_>,
     shown: &str,

@@ -28,12 +28,13 @@ use crate::sync::random;
 const PATIENCE: Duration = Duration::from_secs(8);
 /// Between two attempts.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Round trips until slow start has filled a path: 15 doublings of 14.6 kB are half a gigabyte.
-const RUN_UP: u32 = 15;
-/// Round trips of a burst that count, at least: a part of it should have several (`bursts::middle`).
-const ROUNDS: u32 = 20;
+/// Round trips until what is sent is what the path carries: 15 doublings of 14.6 kB are half a gigabyte, and what BBR's
+/// start-up sent too much is mended in about as many again.
+const RUN_UP: u32 = 30;
 /// The run-up takes no longer, whatever the path.
 const LONGEST_RUN_UP: Duration = Duration::from_secs(3);
+/// Round trips of a burst that count, at least: a part of it should have several (`bursts::middle`).
+const ROUNDS: u32 = 20;
 
 /// What a measurement needs to know.
 #[derive(Debug, Clone)]
