@@ -87,9 +87,10 @@ pub(crate) fn run(streams: &Streams) -> Result<bool, String> {
 }
 
 impl Streams {
-    /// How long a connection is given to find its rate: slow start to 1 Gbit/s takes some 10 round trips.
-    fn start(&self, rtt: Duration) -> Duration {
-        Duration::from_millis(500) + rtt * 12
+    /// How long connections are given to find their rate: slow start to 1 Gbit/s takes some 10 round trips, and what loss
+    /// makes of it `settles`.
+    fn start(&self, cell: &Cell) -> Duration {
+        Duration::from_millis(500) + cell.rtt() * 12 + cell.settles()
     }
 
     fn time(&self) -> Duration {
@@ -97,8 +98,8 @@ impl Streams {
     }
 
     /// More than arrives while it is looked at.
-    fn size(&self, rtt: Duration) -> ByteCount {
-        let time = self.start(rtt) + self.time() + Duration::from_secs(2);
+    fn size(&self, cell: &Cell) -> ByteCount {
+        let time = self.start(cell) + self.time() + Duration::from_secs(2);
         ByteCount((f64::from(self.megabits) * 1e6 / 8.0 * time.as_secs_f64()) as u64)
     }
 }

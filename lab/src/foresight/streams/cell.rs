@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use stage_core::cost::{Control, SEGMENT_BYTES, StreamPath};
+use stage_core::plan::WindowLimits;
 use stage_core::units::ByteCount;
 use stage_lab::cluster::{Cluster, Setup};
 use stage_lab::{Lab, LabError};
@@ -112,8 +114,32 @@ impl Cell {
         CHOSEN.contains(&(self.rtt_us, self.loss, self.window, self.control))
     }
 
-    fn rtt(&self) -> Duration {
+    pub(super) fn rtt(&self) -> Duration {
         Duration::from_micros(self.rtt_us)
+    }
+
+    /// How long a control that slows down at each loss takes from the window with which slow start ends down to its mean.
+    /// It multiplies it by 0.7 (RFC 9438) at each loss, and with the window shrinks the rate of losses: the times between
+    /// them are a geometric series, whose last term is that of the mean window.
+    pub(super) fn settles(&self) -> Duration {
+        if self.control != "cubic" || self.loss == 0 {
+            return Duration::ZERO;
+        }
+        let windows = WindowLimits {
+            receive: ByteCount(self.window << 20),
+            send: ByteCount(self.window << 20),
+        };
+        let loss = f64::from(self.loss) / 1e4;
+        let path = StreamPath {
+            rtt: self.rtt(),
+            sender: windows,
+            receiver: windows,
+            loss,
+            control: Control::Loss,
+            encrypted: true,
+        };
+        let lost_a_second = loss * path.rate().0.bytes_per_second() / SEGMENT_BYTES;
+        Duration::from_secs_f64(1.0 / lost_a_second / (1.0 - 0.7))
     }
 
     fn topology(&self, megabits: u32) -> String {
@@ -147,7 +173,7 @@ impl Cell {
         }
         let cluster = Cluster::up(&lab, &Setup::new(stage, &text, streams.common.security()))?;
         streams.know.learn(&cluster)?;
-        let file = random_file(&lab, "near", "payload", streams.size(self.rtt()))?;
+        let file = random_file(&lab, "near", "payload", streams.size(self))?;
         let run = |tried: &mut Tried| -> Result<(), LabError> {
             let (rate, used) = self.push(streams, &cluster, word(&file), tried.count)?;
             tried.rates.push(rate);
@@ -206,7 +232,7 @@ impl Cell {
         let received = || cluster.link_bytes("far").map(|bytes| bytes.received.0);
         let (before, started) = (received()?, Instant::now());
         let running = cluster.start_command(&["push", file, "--to", "far", "--streams", &words])?;
-        let (start, time) = (streams.start(self.rtt()), streams.time());
+        let (start, time) = (streams.start(self), streams.time());
         let mut samples: Vec<(Duration, u64)> = Vec::new();
         let mut begun = None;
         while !running.has_ended() && started.elapsed() < PUSH {
@@ -367,6 +393,19 @@ mod tests {
             assert_eq!(route.congestion_control, Some(cell.control.parse().unwrap()));
             assert!((route.loss * 1e4 - f64::from(cell.loss)).abs() < 1e-6);
         }
+    }
+
+    #[test]
+    fn cubic_is_looked_at_when_it_has_slowed_down() {
+        let settles = |name: &str| {
+            let cell = all().into_iter().find(|cell| cell.name() == name).unwrap();
+            cell.settles().as_secs_f64()
+        };
+        // 187 segments in 100 ms (RFC 9438, table 2), of which one in 10,000 is lost: 5.3 s between two losses.
+        assert!((settles("100ms-0.01%-16MiB-cubic") - 17.8).abs() < 0.2);
+        assert!((settles("100ms-0.1%-16MiB-cubic") - 8.6).abs() < 0.2);
+        assert!(settles("0.1ms-0.1%-4MiB-cubic") < 0.01);
+        assert_eq!(settles("100ms-0.01%-16MiB-bbr"), 0.0);
     }
 
     #[test]
