@@ -42,7 +42,7 @@ impl Depth {
     pub fn disk_bytes(self) -> ByteCount {
         ByteCount(match self {
             Self::Quick => 64 << 20,
-            Self::Usual => 512 << 20,
+            Self::Usual => 2 << 30,
             Self::Full => 4 << 30,
         })
     }

@@ -25,7 +25,7 @@ const STEP: usize = 1 << 20;
 const FIRST: u64 = 4 << 20;
 /// A stretch should take about so long.
 const STRETCH: Duration = Duration::from_millis(250);
-/// So many times what is written must be free, and this much besides: a measurement fills no disk.
+/// Beyond the second figure, so many times what is written is free: a measurement fills no disk.
 const ROOM: (u64, u64) = (4, 1 << 30);
 
 /// Measures each root, one after the other. `progress` is told of each step's bytes and says whether to go on. Blocks.
@@ -88,10 +88,10 @@ fn one(
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Measured, Failure> {
     let fail = |what: &'static str| move |errno: Errno| fault::of(errno, what, shown);
-    let most = depth.disk_bytes().0;
-    if let Some(free) = is_short(dir, shown, most)? {
-        return Ok(Measured::Short(free));
-    }
+    let most = match room(dir, shown, depth.disk_bytes())? {
+        Ok(most) => most,
+        Err(free) => return Ok(Measured::Short(free)),
+    };
     let file = nameless(dir).map_err(fail("making a file to measure with"))?;
     let mut block: Vec<u8> = Vec::with_capacity(STEP);
     while block.len() < STEP {
@@ -99,7 +99,14 @@ fn one(
     }
 
     let begun = Instant::now();
-    let Some(written) = write(file.as_fd(), shown, &mut block, depth, progress)? else {
+    let Some(written) = write(
+        file.as_fd(),
+        shown,
+        &mut block,
+        (most, depth.disk_time()),
+        progress,
+    )?
+    else {
         return Ok(Measured::Stopped);
     };
     rustix::fs::fdatasync(&file).map_err(fail("syncing"))?;
@@ -128,11 +135,10 @@ fn write(
     file: BorrowedFd<'_>,
     shown: &str,
     block: &mut [u8],
-    depth: Depth,
+    (most, time): (u64, Duration),
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Option<u64>, Failure> {
     let fail = |what: &'static str| move |errno: Errno| fault::of(errno, what, shown);
-    let most = depth.disk_bytes().0;
     std::thread::scope(|scope| {
         // Handed over, and not queued: what is given while the last stretch is still on its way waits.
         let (send, stretches) = sync_channel(0);
@@ -145,7 +151,7 @@ fn write(
         let begun = Instant::now();
         let (mut written, mut given, mut stretch) = (0, 0, FIRST);
         let mut mark = Instant::now();
-        while written < most && (written == 0 || begun.elapsed() < depth.disk_time()) {
+        while written < most && (written == 0 || begun.elapsed() < time) {
             // No two blocks are the same, lest a file system finds that out.
             block[..8].copy_from_slice(&written.to_le_bytes());
             let mut at = 0;
@@ -179,10 +185,19 @@ fn write(
     })
 }
 
-/// What is free, where that is too little for a file of so many bytes.
-pub(super) fn is_short(dir: BorrowedFd<'_>, shown: &str, bytes: u64) -> Result<Option<ByteCount>, Failure> {
+/// How many of so many bytes a measurement may write there; with what is free, where that is too little for any.
+pub(super) fn room(
+    dir: BorrowedFd<'_>,
+    shown: &str,
+    wanted: ByteCount,
+) -> Result<Result<u64, ByteCount>, Failure> {
     let free = free_space(dir).map_err(|errno| fault::of(errno, "asking for free space", shown))?;
-    Ok((free.0 < bytes.saturating_mul(ROOM.0).saturating_add(ROOM.1)).then_some(free))
+    let most = free.0.saturating_sub(ROOM.1) / ROOM.0;
+    Ok(if most < Depth::Quick.disk_bytes().0 {
+        Err(free)
+    } else {
+        Ok(wanted.0.min(most))
+    })
 }
 
 /// A file that nobody else can open and that is gone when it is closed, or when we are.

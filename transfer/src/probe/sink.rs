@@ -56,7 +56,7 @@ struct State {
 }
 
 impl Sink {
-    /// Makes a file without a name in the first root, which holds `most` bytes, and counts from `run_up` after the first
+    /// Makes a file without a name in the first root, which holds `most` bytes at most, and counts from `run_up` after the first
     /// byte on. `Ok(None)`: there is no root, or too little room.
     ///
     /// # Errors
@@ -66,10 +66,10 @@ impl Sink {
             return Ok(None);
         };
         let dir = directory?;
-        let most = most.0.max(FIRST).next_multiple_of(BLOCK as u64);
-        if disk::is_short(dir.as_fd(), &shown, most)?.is_some() {
+        let Ok(most) = disk::room(dir.as_fd(), &shown, most)? else {
             return Ok(None);
-        }
+        };
+        let most = most.max(FIRST).next_multiple_of(BLOCK as u64);
         let file = disk::nameless(dir.as_fd())
             .map_err(|errno| fault::of(errno, "making a file to measure with", &shown))?;
         let shared = Arc::new(Shared {
