@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use stage_core::topology::{EdgeId, Topology};
-use stage_core::units::ByteCount;
-use stage_lab::cluster::{Cluster, Pushed, Running, Security, Setup};
-use stage_lab::{Lab, need_netns, sha256sum};
+use stage_core::units::{ByteCount, Rate};
+use stage_lab::cluster::{Cluster, Event, Pushed, Running, Security, Setup};
+use stage_lab::{Lab, Speed, need_fuse, need_netns, sha256sum};
 
 /// Nothing here takes as long on a machine that is alive.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -275,6 +275,64 @@ fn below_a_killed_relay_bytes_go_on() {
     cluster.start_agent(relay).unwrap();
     let pushed = running.finish(DEADLINE).unwrap();
     assert_all_right(&pushed, 4, &digest);
+}
+
+// R101, F50: one sick disk does not set the pace of all below it.
+#[test]
+fn below_a_slow_disk_bytes_go_on() {
+    if !need_netns() || !need_fuse() {
+        return;
+    }
+    let _alone = alone();
+    let topology = one_switch(4, "200 Mbit/s");
+    let lab = lab(&topology);
+    let sick = Speed {
+        write: Rate::from_bytes_per_second(1e6),
+        read: Rate::UNLIMITED,
+        cache: ByteCount(1 << 20),
+        burst: ByteCount(0),
+    };
+    let setup = Setup {
+        slow_roots: &[("n2", sick)],
+        ..Setup::new(Path::new(env!("CARGO_BIN_EXE_stage")), &topology, Security::Tls)
+    };
+    let cluster = Cluster::up(&lab, &setup).unwrap();
+    let (file, digest) = payload(&lab, "n0", 192);
+    let running = cluster
+        .start_command(&["push", &file, "--to", "n[1-4]", "--shape", "chain"])
+        .unwrap();
+    let chain = chain(&running);
+    let sick = chain.iter().position(|node| node == "n2").unwrap();
+    let (parent, child) = (&chain[sick - 1], &chain[sick + 1]);
+    // At the pace of its disk those below it would take minutes.
+    let published = |node: &str| {
+        let there = |event: &Event| event.value["node"] == node && event.value["state"] == "published";
+        running.wait_for("a copy", DEADLINE, there).unwrap();
+    };
+    chain[sick + 1..].iter().for_each(|node| published(node));
+    let job = running.job(DEADLINE).unwrap();
+    let status = cluster.status(&job).unwrap();
+    let node = |name: &str| {
+        status["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|node| node["node"] == name)
+    };
+    assert_eq!(node("n2").unwrap()["state"], "receiving", "{status}");
+    assert_eq!(node(child).unwrap()["parent"], parent.as_str(), "{status}");
+    let remark =
+        format!("n2 is slow, and who waited for it now asks {parent}: {child} (n2: its disk writes ");
+    let is_told = |event: &Event| {
+        event.value["text"]
+            .as_str()
+            .is_some_and(|text| text.starts_with(&remark))
+    };
+    running.wait_for(&remark, DEADLINE, is_told).unwrap();
+    let copy = PathBuf::from(node(child).unwrap()["path"].as_str().unwrap());
+    assert_eq!(sha256sum(&[copy]).unwrap(), [digest]);
+    cluster.run(&["cancel", &job], DEADLINE).unwrap();
+    assert_eq!(running.finish(DEADLINE).unwrap().exit, Some(7));
 }
 
 #[test]

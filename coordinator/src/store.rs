@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::measurements::{PUSHES, READINGS};
 
 /// The layout of tables and blobs. A database of another one is refused until a migration exists.
-const SCHEMA: i64 = 7;
+const SCHEMA: i64 = 8;
 /// "stge": tells our databases from others.
 pub(crate) const APPLICATION: i64 = 0x7374_6765;
 

@@ -13,6 +13,7 @@
 //! | `advance` | from phase to phase |
 //! | `orders` | what each node should be told |
 //! | `replan` | new parents while the job runs |
+//! | `slow` | new parents for who waits for a slow node |
 //! | `retry` | taking up again what waits or has failed |
 //! | `view` | what people see, and the exit code |
 //! | `seen` | what the nodes have told of rates and waits, for a verdict |
@@ -25,6 +26,7 @@ mod replan;
 mod reports;
 mod retry;
 mod seen;
+mod slow;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,9 +37,11 @@ use crate::assignment::{Assignment, Order, Outcome, Prepared, Progress, SourceRe
 use crate::failure::Failure;
 use crate::id::{Epoch, JobId, NodeName, PlanVersion};
 use crate::plan::{Hop, Plan, PlanError, Request};
+use crate::verdict::SlowHop;
 use crate::waits::Waits;
 
 pub use record::{Changes, Copied, Phase, Record, Spec, TargetRecord, TargetState, UnfitRule};
+pub use slow::SLOW_AFTER;
 pub use view::{JobView, NodeView};
 
 /// Who says nothing for so long while a job is prepared is away.
@@ -147,6 +151,8 @@ pub enum Event {
         /// Which chunk.
         chunk: u32,
     },
+    /// The hops that are slow at present ([`crate::verdict::slow`]): said again and again, also that there are none.
+    Slow(Vec<SlowHop>),
     /// What limited the job, in words; said when it has settled.
     Judged(String),
     /// Someone cancelled the job, or these nodes' part in it.
@@ -238,6 +244,7 @@ pub struct Job {
     source_live: Live,
     source_deadline: Option<Duration>,
     source_gone_since: Option<Duration>,
+    slow_since: slow::SlowSince,
     wait_until: Duration,
     children: BTreeMap<NodeName, Vec<NodeName>>,
     /// Where in the plan each child's hop is.
@@ -336,6 +343,7 @@ impl Job {
             source_live: Live::default(),
             source_deadline: None,
             source_gone_since: None,
+            slow_since: slow::SlowSince::new(),
             children: BTreeMap::new(),
             hops: BTreeMap::new(),
             touched: BTreeSet::new(),

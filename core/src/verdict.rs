@@ -5,6 +5,7 @@
 //! its parent has nothing to send: then the same is asked of the parent's own hop, up to the source. So a slow node is
 //! named by all who wait for it, however far below.
 
+mod slow;
 #[cfg(test)]
 mod tests;
 pub(crate) mod words;
@@ -12,6 +13,7 @@ pub(crate) mod words;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+pub use self::slow::{Fault, SlowHop, slow};
 use crate::cost;
 use crate::id::NodeName;
 use crate::plan::WindowLimits;

@@ -23,9 +23,12 @@ use stage_core::payload::{Expectation, Payload, SourcePath, Walk};
 use stage_core::plan::{Facts, Plan, ShapeChoice, plan};
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
+use stage_core::verdict::{Fault, SlowHop};
 
 const CHUNKS: u32 = 20;
 const STEP: u64 = 200;
+/// Slow hops are looked for this often.
+const LOOK: u64 = 2000;
 const LEASE: u64 = 10_000;
 const GRACE: u64 = 30_000;
 /// Everything must have ended by then, in virtual milliseconds.
@@ -127,6 +130,8 @@ struct World {
     away_told: BTreeSet<usize>,
     lossy: bool,
     expected_wrong: bool,
+    /// Which nodes are found to be slow, again and again, and whose fault that is said to be.
+    slow: BTreeMap<NodeName, Fault>,
 }
 
 impl World {
@@ -202,6 +207,21 @@ impl World {
         let crashes = if dice.chance(60) { dice.below(4) as u32 } else { 0 };
         let fuse = 1 + dice.below(60);
         let lossy = dice.chance(50);
+        // With dice of their own: the rest of a seed's life is the same with and without slow nodes.
+        let mut dice_of_slow = Dice(!seed);
+        let faults = [
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            Some(Fault::Child),
+            Some(Fault::Way),
+        ];
+        let slow = (1..count)
+            .filter_map(|i| Some((node(i), faults[dice_of_slow.below(8) as usize]?)))
+            .collect();
         Self {
             seed,
             dice,
@@ -224,6 +244,7 @@ impl World {
             away_told: BTreeSet::new(),
             lossy,
             expected_wrong,
+            slow,
         }
     }
 
@@ -614,6 +635,9 @@ impl World {
             }
         }
         self.apply_all(together);
+        if now.is_multiple_of(LOOK) {
+            self.look();
+        }
         if self.job.is_none() && now >= self.restart_at {
             self.restart();
         }
@@ -641,6 +665,22 @@ impl World {
             self.wake = None;
             self.apply(Event::Tick);
         }
+    }
+
+    /// Says which hops are slow.
+    fn look(&mut self) {
+        let Some(plan) = self.job.as_ref().and_then(Job::plan) else {
+            return;
+        };
+        let slow = plan.hops.iter().filter_map(|hop| {
+            Some(SlowHop {
+                child: hop.child.clone(),
+                parent: hop.parent.clone(),
+                fault: *self.slow.get(&hop.child)?,
+                text: "its disk".to_owned(),
+            })
+        });
+        self.apply(Event::Slow(slow.collect()));
     }
 
     /// Someone tries again what is missing.

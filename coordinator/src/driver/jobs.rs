@@ -36,6 +36,8 @@ pub(super) struct Entry {
     pub(super) show_at: Option<Duration>,
     /// It has settled before, and what it taught is kept.
     pub(super) concluded: bool,
+    /// When it was looked for slow hops.
+    pub(super) looked_at: Duration,
 }
 
 impl Entry {
@@ -47,6 +49,7 @@ impl Entry {
             shown_at: Duration::ZERO,
             show_at: None,
             concluded: false,
+            looked_at: Duration::ZERO,
         }
     }
 }
@@ -78,7 +81,11 @@ impl Driver {
     /// Applies what agents have reported since the last call, for each job at once.
     pub(super) fn apply_reports(&mut self, now: Now, out: &mut Outbox) {
         for (id, events) in std::mem::take(&mut self.reports) {
+            let moved = events.iter().any(|event| matches!(event, Event::Progress(..)));
             self.apply_all(id, events, now, out);
+            if moved {
+                self.look_for_slow_hops(id, now, out);
+            }
         }
     }
 

@@ -1,11 +1,13 @@
 //! What limits a push: while it runs, from the last seconds; when it has settled, from all of it. Then its lessons are
 //! kept, too.
 
+use std::time::Duration;
+
 use stage_core::id::{JobId, NodeName};
 use stage_core::job::{Event, Job, Now, Phase};
 use stage_core::learn;
 use stage_core::topology::Topology;
-use stage_core::verdict::judge;
+use stage_core::verdict::{self, judge};
 use stage_proto::v1;
 
 use super::{Driver, Outbox};
@@ -25,7 +27,26 @@ pub(super) fn view(job: &Job, topology: &Topology, measurements: &Measurements, 
     encode::job(&view)
 }
 
+/// A job is looked at for slow hops this often.
+const LOOK: Duration = Duration::from_secs(2);
+
 impl Driver {
+    /// Tells a job which of its hops are slow at present.
+    pub(super) fn look_for_slow_hops(&mut self, id: JobId, now: Now, out: &mut Outbox) {
+        let Some(entry) = self.jobs.get_mut(&id) else {
+            return;
+        };
+        let job = &entry.job;
+        if !job.phase().is_running() || job.is_settled() || now.up < entry.looked_at + LOOK {
+            return;
+        }
+        entry.looked_at = now.up;
+        let windows = |node: &NodeName| self.measurements.windows_of(node);
+        let planned = |child: &NodeName| job.planned_rate(child);
+        let slow = verdict::slow(&self.setup.topology, &job.seen_of_late(), &planned, &windows);
+        self.apply(id, Event::Slow(slow), now, out);
+    }
+
     /// A job has settled: what limited it is kept with it.
     pub(super) fn conclude(&mut self, id: JobId, now: Now, out: &mut Outbox) {
         let Some(entry) = self.jobs.get_mut(&id) else {

@@ -26,7 +26,10 @@ impl Job {
         let mut full = false;
         for event in events {
             // These come often and seldom change a state.
-            full |= !matches!(event, Event::Progress(..) | Event::Applied(..) | Event::Space(..));
+            full |= !matches!(
+                event,
+                Event::Progress(..) | Event::Applied(..) | Event::Space(..) | Event::Slow(..)
+            );
             self.take(event);
         }
         full |= self.notify == Some(true);
@@ -88,6 +91,7 @@ impl Job {
             Event::Outcome(node, outcome) => self.ended(&node, outcome),
             Event::Moved { node, from, to, why } => self.moved(&node, &from, &to, &why),
             Event::Corrupt { node, parent, chunk } => self.corrupt(&node, &parent, chunk),
+            Event::Slow(hops) => self.slow_now(hops),
             Event::Judged(verdict) => {
                 if self.record.verdict != verdict {
                     self.record.verdict = verdict;

@@ -313,6 +313,8 @@ pub struct Record {
     pub remarks: Vec<String>,
     /// Nodes that serve nobody any more.
     pub quarantined: BTreeSet<NodeName>,
+    /// Nodes that were slow: they serve nobody while they receive.
+    pub slow: BTreeSet<NodeName>,
     /// Who reported damaged chunks, by the parent that sent them.
     pub corrupt: BTreeMap<NodeName, BTreeSet<NodeName>>,
     /// Data addresses as last announced.
@@ -350,6 +352,7 @@ impl Record {
             former: BTreeSet::new(),
             remarks: Vec::new(),
             quarantined: BTreeSet::new(),
+            slow: BTreeSet::new(),
             corrupt: BTreeMap::new(),
             addresses: BTreeMap::new(),
             submitted_unix_ms: unix_ms,

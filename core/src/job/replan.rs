@@ -14,17 +14,23 @@ const CAP: u16 = 8;
 
 impl Job {
     /// Whether the node can be given children: it is a member of the job and nothing speaks against it.
-    fn can_serve(&self, node: &NodeName) -> bool {
+    pub(super) fn can_serve(&self, node: &NodeName) -> bool {
         let here = !matches!(self.standing(node).presence, Presence::Away | Presence::Leaving);
         let member = (*node == self.spec.source && !self.record.source_ended)
             || self
                 .index
                 .get(node)
                 .is_some_and(|at| self.targets[*at].state.is_member());
-        here && member && !self.record.quarantined.contains(node)
+        here && member && !self.record.quarantined.contains(node) && !self.is_slow(node)
     }
 
-    fn parent_of(&self, child: &NodeName) -> Option<&NodeName> {
+    /// Whether the node is slow at receiving: who has it all can serve.
+    fn is_slow(&self, node: &NodeName) -> bool {
+        let receives = |at: &usize| self.targets[*at].state == TargetState::Receiving;
+        self.record.slow.contains(node) && self.index.get(node).is_some_and(receives)
+    }
+
+    pub(super) fn parent_of(&self, child: &NodeName) -> Option<&NodeName> {
         self.hop(child)
             .map(|hop| &hop.parent)
             .filter(|parent| *parent != child)
@@ -145,7 +151,7 @@ impl Job {
             .map(|(_, node)| node.clone())
     }
 
-    fn set_parent(&mut self, child: &NodeName, parent: &NodeName) {
+    pub(super) fn set_parent(&mut self, child: &NodeName, parent: &NodeName) {
         if self.is_below(parent, child) {
             // It has all and needs nobody, but a plan is a tree: it takes the child's place.
             let above = self.parent_of(child).cloned();

@@ -36,6 +36,13 @@ impl Job {
         self.seen(false)
     }
 
+    /// The forecast rate of the hop to a target, if there is one.
+    pub fn planned_rate(&self, child: &NodeName) -> Option<Rate> {
+        self.hop(child)
+            .map(|hop| hop.rate)
+            .filter(|rate| *rate > Rate::ZERO)
+    }
+
     /// What became of a target, for what can be learned of it.
     pub fn finished(&self, child: &NodeName) -> Finished {
         let none = Finished {

@@ -11,12 +11,12 @@ const FABRIC: &str = "[cluster]\nname = \"c\"\n\
     [[node]]\nname = \"n[1-4]\"\nattach = \"rack1\"\nnic = \"10 Gbit/s\"\n\
     [[link]]\nbetween = [\"rack1\", \"core\"]\ncapacity = \"10 Gbit/s\"\n";
 
-fn topology(uplink: &str) -> Topology {
+pub(super) fn topology(uplink: &str) -> Topology {
     let text = FABRIC.replace("capacity = \"10 Gbit/s\"", &format!("capacity = \"{uplink}\""));
     Topology::parse("t", &text).unwrap()
 }
 
-fn mb(rate: f64) -> Rate {
+pub(super) fn mb(rate: f64) -> Rate {
     Rate::from_bytes_per_second(rate * 1e6)
 }
 
@@ -25,7 +25,7 @@ const fn ms(ms: u64) -> Duration {
 }
 
 /// Times of a second, in its hundredths.
-fn receiving(upstream: u64, disk: u64, cpu: u64) -> Receiving {
+pub(super) fn receiving(upstream: u64, disk: u64, cpu: u64) -> Receiving {
     Receiving {
         upstream: ms(upstream * 10),
         disk: ms(disk * 10),
@@ -33,7 +33,7 @@ fn receiving(upstream: u64, disk: u64, cpu: u64) -> Receiving {
     }
 }
 
-fn sending(idle: u64, network: u64, disk: u64, limit: u64, cpu: u64) -> Sending {
+pub(super) fn sending(idle: u64, network: u64, disk: u64, limit: u64, cpu: u64) -> Sending {
     Sending {
         idle: ms(idle * 10),
         network: ms(network * 10),
@@ -57,7 +57,7 @@ fn reading(disk: u64, limit: u64, idle: u64, cpu: u64) -> Reading {
     }
 }
 
-fn hop(parent: &str, child: &str, rate: f64, receiving: Receiving, sending: Sending) -> SeenHop {
+pub(super) fn hop(parent: &str, child: &str, rate: f64, receiving: Receiving, sending: Sending) -> SeenHop {
     SeenHop {
         child: child.parse().unwrap(),
         parent: parent.parse().unwrap(),
@@ -71,7 +71,7 @@ fn hop(parent: &str, child: &str, rate: f64, receiving: Receiving, sending: Send
 }
 
 /// Waits for bytes that its parent does not have either.
-fn starved(parent: &str, child: &str, rate: f64) -> SeenHop {
+pub(super) fn starved(parent: &str, child: &str, rate: f64) -> SeenHop {
     hop(
         parent,
         child,
@@ -81,7 +81,7 @@ fn starved(parent: &str, child: &str, rate: f64) -> SeenHop {
     )
 }
 
-fn seen(hops: Vec<SeenHop>) -> Seen {
+pub(super) fn seen(hops: Vec<SeenHop>) -> Seen {
     Seen {
         source: "head".parse().unwrap(),
         piped: false,
@@ -107,7 +107,7 @@ fn verdict(seen: &Seen) -> Verdict {
     verdict_in(&topology("10 Gbit/s"), seen)
 }
 
-fn name(name: &str) -> NodeName {
+pub(super) fn name(name: &str) -> NodeName {
     name.parse().unwrap()
 }
 

@@ -1,0 +1,216 @@
+//! A push whose agents say what a test wants.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use stage_core::assignment::{
+    Assignment, Final, IfExists, KEEP_PREVIOUS, Order, Outcome, Place, Prepared, Run, SourceReport,
+    TargetSpec,
+};
+use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
+use stage_core::id::{Epoch, JobId, JobKey, NodeName};
+use stage_core::job::{Effect, Event, Job, Now, Phase, Presence, Spec, Standing, TargetState, UnfitRule};
+use stage_core::manifest::Manifest;
+use stage_core::payload::{Payload, SourcePath, Walk};
+use stage_core::plan::{Facts, plan};
+use stage_core::topology::Topology;
+use stage_core::units::ByteCount;
+
+pub(crate) const CHUNKS: u32 = 8;
+
+pub(crate) fn node(i: usize) -> NodeName {
+    format!("n{i}").parse().unwrap()
+}
+
+/// A chain n0 → n1 → … and what its nodes were told last.
+pub(crate) struct Push {
+    pub(crate) job: Job,
+    pub(crate) topology: Topology,
+    pub(crate) now: u64,
+    pub(crate) told: BTreeMap<NodeName, Assignment>,
+}
+
+impl Push {
+    /// `n1` to `n{targets}`, all of whom are up.
+    pub(crate) fn new(
+        targets: usize,
+        change: impl FnOnce(&mut Spec, &mut BTreeMap<NodeName, Standing>),
+    ) -> Self {
+        let text = format!(
+            "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"n[0-{targets}]\"\n\
+             address = \"10.0.0.[1-{}]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n[roots]\nscratch = \"/s\"\n",
+            targets + 1
+        );
+        let mut spec = Spec {
+            id: JobId::from_random([3; 16]),
+            key: JobKey([1; 32]),
+            hash: ChunkHash::Blake3,
+            source: node(0),
+            paths: vec![SourcePath {
+                path: b"/d/x".to_vec(),
+                name: b"x".to_vec(),
+            }],
+            walk: Walk::default(),
+            target: TargetSpec {
+                place: Place::Root {
+                    root: None,
+                    dir: Vec::new(),
+                },
+                if_exists: IfExists::Fail,
+                unpack: false,
+                keep_previous: KEEP_PREVIOUS,
+                cache: Default::default(),
+            },
+            targets: (1..=targets).map(node).collect(),
+            shape: "chain".parse().unwrap(),
+            streams: None,
+            limit: None,
+            source_limit: None,
+            unfit: UnfitRule::Wait,
+            wait_for: Duration::from_secs(3600),
+            expect: Vec::new(),
+            encrypted: false,
+        };
+        let mut standing = (0..=targets)
+            .map(|i| {
+                let standing = Standing {
+                    presence: Presence::Up,
+                    drained: false,
+                    addresses: vec![format!("10.0.0.{}:7701", i + 1).parse().unwrap()],
+                };
+                (node(i), standing)
+            })
+            .collect();
+        change(&mut spec, &mut standing);
+        let now = 60;
+        let time = Now {
+            up: Duration::from_secs(now),
+            unix_ms: now * 1000,
+        };
+        let mut push = Self {
+            job: Job::new(spec, Epoch(1), standing, time),
+            topology: Topology::parse("t", &text).unwrap(),
+            now,
+            told: BTreeMap::new(),
+        };
+        push.apply(Event::Start);
+        push
+    }
+
+    pub(crate) fn apply(&mut self, event: Event) {
+        let time = Now {
+            up: Duration::from_secs(self.now),
+            unix_ms: self.now * 1000,
+        };
+        for effect in self.job.apply(event, time) {
+            match effect {
+                Effect::Send(node, assignment) => {
+                    self.told.insert(node, *assignment);
+                }
+                Effect::Plan(request) => {
+                    let answer = plan(&self.topology, &request, &Facts::default());
+                    self.apply(Event::Planned(answer));
+                }
+                Effect::Persist(_) | Effect::Wake(_) | Effect::Notify(_) => {}
+            }
+        }
+    }
+
+    pub(crate) fn later(&mut self, seconds: u64) {
+        self.now += seconds;
+        self.apply(Event::Tick);
+    }
+
+    pub(crate) fn answer(&mut self, i: usize, prepared: Prepared) {
+        let version = self.told[&node(i)].version;
+        self.apply(Event::Prepared(node(i), version, prepared));
+    }
+
+    pub(crate) fn ready(&mut self, i: usize) {
+        self.answer(
+            i,
+            Prepared::Ready {
+                path: "/s/x".to_owned(),
+                candidate: false,
+            },
+        );
+    }
+
+    /// Source and targets answer, and all run.
+    pub(crate) fn run(targets: usize) -> Self {
+        let mut push = Self::new(targets, |_, _| ());
+        push.look();
+        (1..=targets).for_each(|i| push.ready(i));
+        assert_eq!(push.job.phase(), Phase::Running);
+        push
+    }
+
+    pub(crate) fn look(&mut self) {
+        let manifest = Manifest::single_file(b"x", ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
+        let payload = Payload::of(&manifest).unwrap();
+        self.answer(0, Prepared::Source { payload });
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.apply(Event::Source(
+            node(0),
+            SourceReport::Final(Final {
+                root: RootDigest([7; 32]),
+                chunks: CHUNKS,
+                data: Default::default(),
+            }),
+        ));
+        self.apply(Event::Source(node(0), SourceReport::Sha256(FileDigest([9; 32]))));
+    }
+
+    pub(crate) fn publish(&mut self, i: usize) {
+        let outcome = Outcome::Published {
+            path: "/s/x".to_owned(),
+            already: false,
+            bytes_received: 1,
+            took: Duration::from_secs(1),
+        };
+        self.apply(Event::Outcome(node(i), outcome));
+    }
+
+    pub(crate) fn run_of(&self, i: usize) -> &Run {
+        match &self.told[&node(i)].order {
+            Order::Run(run) => run,
+            other => panic!("n{i} was told {other:?}"),
+        }
+    }
+
+    pub(crate) fn parents(&self, i: usize) -> Vec<String> {
+        self.run_of(i)
+            .parents
+            .iter()
+            .map(|peer| peer.node.to_string())
+            .collect()
+    }
+
+    pub(crate) fn children(&self, i: usize) -> Vec<String> {
+        self.run_of(i).children.iter().map(ToString::to_string).collect()
+    }
+
+    /// A retry, with all nodes up.
+    pub(crate) fn retry(&mut self, source: Option<usize>) {
+        let standing = (0..=9)
+            .map(|i| {
+                let standing = Standing {
+                    presence: Presence::Up,
+                    drained: false,
+                    addresses: vec![format!("10.0.0.{}:7701", i + 1).parse().unwrap()],
+                };
+                (node(i), standing)
+            })
+            .collect();
+        self.apply(Event::Retry {
+            source: source.map(node),
+            standing,
+        });
+    }
+
+    pub(crate) fn state(&self, i: usize) -> TargetState {
+        self.job.targets()[i - 1].state
+    }
+}
