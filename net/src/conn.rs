@@ -23,7 +23,6 @@ pub struct Conn {
     stream: Stream,
     identity: Option<Identity>,
     binding: Option<Binding>,
-    rtt: Duration,
 }
 
 #[expect(
@@ -36,16 +35,15 @@ enum Stream {
 }
 
 impl Conn {
-    pub(crate) fn plain(tcp: TcpStream, rtt: Duration) -> Self {
+    pub(crate) fn plain(tcp: TcpStream) -> Self {
         Self {
             stream: Stream::Plain(tcp),
             identity: None,
             binding: None,
-            rtt,
         }
     }
 
-    pub(crate) fn tls(stream: TlsStream<TcpStream>, rtt: Duration) -> io::Result<Self> {
+    pub(crate) fn tls(stream: TlsStream<TcpStream>) -> io::Result<Self> {
         let (_, session) = stream.get_ref();
         let cert = session.peer_certificates().and_then(|chain| chain.first());
         let identity = cert.map(identity_of).transpose().map_err(io::Error::other)?;
@@ -64,7 +62,6 @@ impl Conn {
             stream: Stream::Tls(stream),
             identity,
             binding,
-            rtt,
         })
     }
 
@@ -78,9 +75,13 @@ impl Conn {
         self.binding.as_ref()
     }
 
-    /// For a dialled connection: how long the TCP handshake took, one RTT. Zero for an accepted one.
-    pub fn rtt(&self) -> Duration {
-        self.rtt
+    /// The least round trip so far, by the kernel's own clock: a busy host does not make it longer, and a segment that was
+    /// sent again does not count.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn rtt(&self) -> io::Result<Duration> {
+        Ok(crate::tcp_info::counters(self.tcp())?.least_rtt)
     }
 
     /// Which congestion control what is sent goes by, instead of the host's own.

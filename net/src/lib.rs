@@ -28,7 +28,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
@@ -222,7 +222,6 @@ impl Net {
     ) -> Result<Conn, NetError> {
         self.allow(address)?;
         let fault = |source| NetError::Dial { address, source };
-        let begin = Instant::now();
         let connect = async {
             let socket = if address.is_ipv4() {
                 TcpSocket::new_v4()?
@@ -238,10 +237,9 @@ impl Net {
             .await
             .map_err(|_| fault(io::ErrorKind::TimedOut.into()))?
             .map_err(fault)?;
-        let rtt = begin.elapsed();
         set_options(&tcp).map_err(fault)?;
         match &self.security {
-            Security::Insecure { .. } => Ok(Conn::plain(tcp, rtt)),
+            Security::Insecure { .. } => Ok(Conn::plain(tcp)),
             Security::Tls(tls) => {
                 let fault = |source| NetError::Handshake { address, source };
                 let name = tls.server_name(role)?;
@@ -250,7 +248,7 @@ impl Net {
                     .await
                     .map_err(|_| fault(io::ErrorKind::TimedOut.into()))?
                     .map_err(fault)?;
-                Conn::tls(stream.into(), rtt).map_err(fault)
+                Conn::tls(stream.into()).map_err(fault)
             }
         }
     }
@@ -317,7 +315,7 @@ impl Pending {
         let fault = |source| NetError::Handshake { address, source };
         set_options(&self.tcp).map_err(fault)?;
         match &self.net.security {
-            Security::Insecure { .. } => Ok(Conn::plain(self.tcp, Duration::ZERO)),
+            Security::Insecure { .. } => Ok(Conn::plain(self.tcp)),
             Security::Tls(tls) => {
                 let stream = timeout(
                     HELLO_DEADLINE,
@@ -326,7 +324,7 @@ impl Pending {
                 .await
                 .map_err(|_| fault(io::ErrorKind::TimedOut.into()))?
                 .map_err(fault)?;
-                Conn::tls(stream.into(), Duration::ZERO).map_err(fault)
+                Conn::tls(stream.into()).map_err(fault)
             }
         }
     }

@@ -2,8 +2,7 @@
 
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::net::TcpStream;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 /// What the kernel says of one connection's sending since it was made.
@@ -11,6 +10,8 @@ use std::time::Duration;
 pub struct TcpCounters {
     /// Round trip as smoothed by the kernel.
     pub rtt: Duration,
+    /// The least round trip of the last minutes; zero before the first.
+    pub least_rtt: Duration,
     /// Time in which there was something to send or to be acknowledged.
     pub busy: Duration,
     /// Of it: the receiver's window was full.
@@ -43,8 +44,11 @@ struct Raw {
     max_pacing_rate: u64,
     bytes_acked: u64,
     bytes_received: u64,
-    /// From `tcpi_segs_out` to `tcpi_data_segs_out`.
-    segments: [u32; 6],
+    /// From `tcpi_segs_out` to `tcpi_notsent_bytes`.
+    segments: [u32; 3],
+    min_rtt_us: u32,
+    /// From `tcpi_data_segs_in` to `tcpi_data_segs_out`.
+    data_segments: [u32; 2],
     delivery_rate: u64,
     busy_us: u64,
     rwnd_limited_us: u64,
@@ -57,6 +61,7 @@ struct Raw {
 // What the kernel's header has, so that a slip in the fields above does not compile.
 const _: () = assert!(offset_of!(Raw, rtt_us) == 68);
 const _: () = assert!(offset_of!(Raw, total_retrans) == 100);
+const _: () = assert!(offset_of!(Raw, min_rtt_us) == 148);
 const _: () = assert!(offset_of!(Raw, delivery_rate) == 160);
 const _: () = assert!(offset_of!(Raw, bytes_retrans) == 208);
 
@@ -68,7 +73,7 @@ const _: () = assert!(offset_of!(Raw, bytes_retrans) == 208);
     unsafe_code,
     reason = "no crate that we know reads TCP_INFO without; the kernel fills a plain struct of ours"
 )]
-pub(crate) fn counters(tcp: &TcpStream) -> io::Result<TcpCounters> {
+pub(crate) fn counters(tcp: &impl AsRawFd) -> io::Result<TcpCounters> {
     let mut raw = Raw::default();
     let mut length = size_of::<Raw>() as libc::socklen_t;
     // SAFETY: the descriptor is open for as long as `tcp` is borrowed, and the kernel writes `length` bytes at most into
@@ -87,6 +92,11 @@ pub(crate) fn counters(tcp: &TcpStream) -> io::Result<TcpCounters> {
     }
     Ok(TcpCounters {
         rtt: Duration::from_micros(raw.rtt_us.into()),
+        // All bits are set before there is one.
+        least_rtt: match raw.min_rtt_us {
+            u32::MAX => Duration::ZERO,
+            us => Duration::from_micros(us.into()),
+        },
         busy: Duration::from_micros(raw.busy_us),
         receiver_limited: Duration::from_micros(raw.rwnd_limited_us),
         buffer_limited: Duration::from_micros(raw.sndbuf_limited_us),
@@ -101,7 +111,7 @@ pub(crate) fn counters(tcp: &TcpStream) -> io::Result<TcpCounters> {
 mod tests {
     use super::*;
     use std::io::{Read as _, Write as _};
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     #[test]
     fn what_was_sent_is_counted() {
@@ -115,6 +125,7 @@ mod tests {
         let used = counters(&tcp).unwrap();
         assert_eq!((used.sent, used.segments_again), (1000, 0));
         assert!(used.rtt > Duration::ZERO);
+        assert!(!used.least_rtt.is_zero() && used.least_rtt <= fresh.least_rtt.max(used.rtt));
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub(super) async fn connect(
         match connect_to(shared, peer, *address, hop, ConnKind::Control, tried_others).await {
             Ok((conn, welcome)) => {
                 return Ok(Connected {
-                    rtt: conn.rtt(),
+                    rtt: conn.rtt()?,
                     conn,
                     welcome,
                     hop,
