@@ -10,6 +10,7 @@ mod memory;
 mod payloads;
 mod racks;
 mod report;
+mod sick;
 mod sizes;
 
 use std::io::{self, Write as _};
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use stage_core::topology::Topology;
 use stage_lab::cluster::{Cluster, Security, Setup};
-use stage_lab::{Lab, LabError};
+use stage_lab::{Lab, LabError, Speed};
 
 use self::report::{Report, Row};
 use crate::bench::{
@@ -32,7 +33,7 @@ pub(crate) struct Accept {
     /// The binary that is measured.
     #[arg(long, default_value = "target/release/stage")]
     stage: PathBuf,
-    /// Only these measurements: chain, memory, racks, faults, sizes, blast, many, sparse,
+    /// Only these measurements: chain, memory, racks, faults, sick, sizes, blast, many, sparse,
     /// changes, expect.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     only: Vec<String>,
@@ -49,11 +50,12 @@ pub(crate) struct Accept {
 
 type Measurement = (&'static str, fn(&mut Bench));
 
-const MEASUREMENTS: [Measurement; 10] = [
+const MEASUREMENTS: [Measurement; 11] = [
     ("chain", chain::run),
     ("memory", memory::run),
     ("racks", racks::run),
     ("faults", faults::run),
+    ("sick", sick::run),
     ("sizes", sizes::run),
     ("blast", payloads::blast),
     ("many", payloads::many),
@@ -116,8 +118,20 @@ impl Bench {
         security: Security,
         body: impl FnOnce(&mut Self, &Lab, &mut Cluster<'_>) -> Result<(), LabError>,
     ) {
+        self.stand_on(name, topology, security, &[], body);
+    }
+
+    /// The same, with slow disks under some nodes' roots.
+    fn stand_on(
+        &mut self,
+        name: &str,
+        topology: &str,
+        security: Security,
+        slow_roots: &[(&str, Speed)],
+        body: impl FnOnce(&mut Self, &Lab, &mut Cluster<'_>) -> Result<(), LabError>,
+    ) {
         let mut logs = Value::Null;
-        if let Err(why) = self.try_stand(name, topology, security, body, &mut logs) {
+        if let Err(why) = self.try_stand(name, topology, (security, slow_roots), body, &mut logs) {
             self.add(Row::failed(name, &why).with(json!({ "logs": logs })));
         }
     }
@@ -126,7 +140,7 @@ impl Bench {
         &mut self,
         name: &str,
         topology: &str,
-        security: Security,
+        (security, slow_roots): (Security, &[(&str, Speed)]),
         body: impl FnOnce(&mut Self, &Lab, &mut Cluster<'_>) -> Result<(), LabError>,
         words: &mut Value,
     ) -> Result<(), LabError> {
@@ -137,6 +151,7 @@ impl Bench {
         let logs = self.logs.as_ref().map(|dir| dir.join(name.replace(plain, "-")));
         let setup = Setup {
             logs: logs.as_deref(),
+            slow_roots,
             ..Setup::new(&stage, topology, security)
         };
         let mut cluster = Cluster::up(&lab, &setup)?;
