@@ -22,6 +22,16 @@ pub(crate) fn node(i: usize) -> NodeName {
     format!("n{i}").parse().unwrap()
 }
 
+/// It is here, under its address.
+fn up(i: usize) -> (NodeName, Standing) {
+    let standing = Standing {
+        presence: Presence::Up,
+        drained: false,
+        addresses: vec![format!("10.0.0.{}:7701", i + 1).parse().unwrap()],
+    };
+    (node(i), standing)
+}
+
 /// A chain n0 → n1 → … and what its nodes were told last.
 pub(crate) struct Push {
     pub(crate) job: Job,
@@ -71,16 +81,7 @@ impl Push {
             expect: Vec::new(),
             encrypted: false,
         };
-        let mut standing = (0..=targets)
-            .map(|i| {
-                let standing = Standing {
-                    presence: Presence::Up,
-                    drained: false,
-                    addresses: vec![format!("10.0.0.{}:7701", i + 1).parse().unwrap()],
-                };
-                (node(i), standing)
-            })
-            .collect();
+        let mut standing = (0..=targets).map(up).collect();
         change(&mut spec, &mut standing);
         let now = 60;
         let time = Now {
@@ -194,16 +195,7 @@ impl Push {
 
     /// A retry, with all nodes up.
     pub(crate) fn retry(&mut self, source: Option<usize>) {
-        let standing = (0..=9)
-            .map(|i| {
-                let standing = Standing {
-                    presence: Presence::Up,
-                    drained: false,
-                    addresses: vec![format!("10.0.0.{}:7701", i + 1).parse().unwrap()],
-                };
-                (node(i), standing)
-            })
-            .collect();
+        let standing = (0..=9).map(up).collect();
         self.apply(Event::Retry {
             source: source.map(node),
             standing,
