@@ -205,8 +205,9 @@ struct Live {
     first: Option<Duration>,
     mark: Option<(Duration, u64)>,
     last: Option<(Duration, u64)>,
-    /// Where its threads' time had gone at that point.
+    /// Where its threads' time had gone at that point, and what it had received.
     mark_waits: Waits,
+    mark_received: u64,
     /// With the first bytes, and with the last that came: what is between has no begin and no end in it.
     began: Option<(Duration, u64)>,
     grew: Option<(Duration, u64)>,

@@ -133,7 +133,7 @@ impl Job {
             parent,
             moving,
             rate: if of_late {
-                live.rate_now()
+                live.received_now()
             } else {
                 let copied = self.targets[at].copied.unwrap_or_default();
                 live.rate_between().unwrap_or_else(|| rate(received, copied.took))

@@ -47,7 +47,7 @@ impl Job {
         let missing = self
             .layout_count()
             .map(|count| u64::from(count.saturating_sub(live.progress.chunks)) * CHUNK);
-        let rate = live.rate_now().bytes_per_second();
+        let rate = live.received_now().bytes_per_second();
         let is_far = missing.is_none_or(|missing| missing as f64 > rate * WORTHWHILE.as_secs_f64());
         self.targets[at].state == TargetState::Receiving && is_far
     }

@@ -119,22 +119,32 @@ impl Live {
             self.moved |= before != parent;
         }
         if self.mark.is_none_or(|(at, _)| at + WINDOW * 2 <= now) {
-            self.mark_waits = if self.last.is_some() {
-                self.progress.waits.clone()
+            let there = if self.last.is_some() {
+                &self.progress
             } else {
-                progress.waits.clone()
+                &progress
             };
+            (self.mark_waits, self.mark_received) = (there.waits.clone(), there.bytes_received);
             self.mark = self.last.or(Some(last));
         }
         self.last = Some(last);
         self.progress = progress;
     }
 
+    /// How fast chunks are kept.
     pub(super) fn rate_now(&self) -> Rate {
+        let [before, after] = [self.mark, self.last].map(|point| point.map_or(0, |(_, bytes)| bytes));
+        self.since_mark(after.saturating_sub(before))
+    }
+
+    /// How fast bytes come: of a slow hop long before a chunk is whole.
+    pub(super) fn received_now(&self) -> Rate {
+        self.since_mark(self.progress.bytes_received.saturating_sub(self.mark_received))
+    }
+
+    fn since_mark(&self, bytes: u64) -> Rate {
         match (self.mark, self.last) {
-            (Some((from, before)), Some((to, after))) if to > from => {
-                rate(after.saturating_sub(before), to - from)
-            }
+            (Some((from, _)), Some((to, _))) if to > from => rate(bytes, to - from),
             _ => Rate::ZERO,
         }
     }

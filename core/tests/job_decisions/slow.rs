@@ -134,3 +134,18 @@ fn what_is_nearly_over_is_left_as_it_is() {
     push.slow_for(SLOW_AFTER * 2, &[slow(2, 1, Fault::Child)]);
     assert_eq!(push.job.plan().cloned(), before);
 }
+
+#[test]
+fn a_hop_over_which_no_chunk_is_whole_yet_has_a_rate() {
+    let mut push = Push::run(1);
+    for second in 0..3 {
+        let progress = Progress {
+            bytes_received: second * 100_000,
+            ..Progress::default()
+        };
+        push.apply(Event::Progress(node(1), progress));
+        push.now += 1;
+    }
+    let seen = push.job.seen_of_late();
+    assert_eq!(seen.hops[0].rate.bytes_per_second(), 100_000.0);
+}
