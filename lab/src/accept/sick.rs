@@ -18,11 +18,12 @@ const TARGETS: u32 = 5;
 /// In the middle of the chain, as the topology orders it.
 const SICK: &str = "n2";
 
-/// What is wrong with the node, and how much later the others may be done: it is looked on for ten seconds; whose fault a
-/// slow network is, takes ten more to find out where it is the receiver's.
+/// What is wrong with the node, and how many seconds later the others may be done: it is looked on for ten; then whoever
+/// waited shares the new parent's interface with the sick one, as long as that receives at full rate; and where it is the
+/// receiver's interface, ten more go by until that is known.
 const CASES: [(&str, f64); 3] = [
     ("its disk writes", 16.0),
-    ("its interface sends", 16.0),
+    ("its interface sends", 20.0),
     ("its interface receives", 32.0),
 ];
 
