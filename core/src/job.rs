@@ -36,7 +36,7 @@ use std::time::Duration;
 use crate::assignment::{Assignment, Order, Outcome, Prepared, Progress, SourceReport};
 use crate::failure::Failure;
 use crate::id::{Epoch, JobId, NodeName, PlanVersion};
-use crate::plan::{Hop, Plan, PlanError, Request};
+use crate::plan::{Hop, NewHop, Plan, PlanError, Request};
 use crate::verdict::SlowHop;
 use crate::waits::Waits;
 
@@ -125,6 +125,8 @@ pub enum Event {
     Prepared(NodeName, PlanVersion, Prepared),
     /// The planner's answer to [`Effect::Plan`].
     Planned(Result<Plan, PlanError>),
+    /// The planner's answer to [`Effect::NewHops`].
+    NewHops(Vec<NewHop>),
     /// A node's counters.
     Progress(NodeName, Progress),
     /// What the source says at the end of its reading.
@@ -179,6 +181,8 @@ pub enum Effect {
     Send(NodeName, Box<Assignment>),
     /// Plan this and feed [`Event::Planned`].
     Plan(Request),
+    /// Lay these hops, each (parent, child), and feed [`Event::NewHops`].
+    NewHops(Request, Vec<(NodeName, NodeName)>),
     /// Feed [`Event::Tick`] at this time (as [`Now::up`]), unless another wake replaced it.
     Wake(Duration),
     /// Watchers should see the job: `true` if a state changed, `false` if only counters did.
@@ -245,7 +249,7 @@ pub struct Job {
     source_live: Live,
     source_deadline: Option<Duration>,
     source_gone_since: Option<Duration>,
-    slow_since: slow::SlowSince,
+    slowness: slow::Slowness,
     wait_until: Duration,
     children: BTreeMap<NodeName, Vec<NodeName>>,
     /// Where in the plan each child's hop is.
@@ -255,6 +259,8 @@ pub struct Job {
     dirty_record: bool,
     dirty_plan: bool,
     dirty_targets: BTreeSet<usize>,
+    /// Whose parent is another than the plan had for it.
+    new_hops: BTreeSet<NodeName>,
     want_plan: bool,
     notify: Option<bool>,
 }
@@ -344,13 +350,14 @@ impl Job {
             source_live: Live::default(),
             source_deadline: None,
             source_gone_since: None,
-            slow_since: slow::SlowSince::new(),
+            slowness: slow::Slowness::default(),
             children: BTreeMap::new(),
             hops: BTreeMap::new(),
             touched: BTreeSet::new(),
             dirty_record: false,
             dirty_plan: false,
             dirty_targets: BTreeSet::new(),
+            new_hops: BTreeSet::new(),
             want_plan: false,
             notify: None,
             spec,

@@ -312,7 +312,54 @@ pub fn plan(topology: &Topology, request: &Request, facts: &Facts) -> Result<Pla
     plan_explained(topology, request, facts).map(|(plan, _)| plan)
 }
 
-/// The same with all that was tried: the plan's layout first, then the others from best to worst.
+/// A hop that a plan under way has got anew, as a plan would have laid it if it were alone on its way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewHop {
+    /// Who receives.
+    pub child: NodeName,
+    /// From whom.
+    pub parent: NodeName,
+    /// See [`Hop::streams`].
+    pub streams: u16,
+    /// See [`Hop::streams_cap`].
+    pub streams_cap: u16,
+    /// See [`Hop::streams_least`].
+    pub streams_least: u16,
+    /// See [`Hop::congestion_control`].
+    pub congestion_control: Option<CongestionControl>,
+    /// What it carries alone.
+    pub rate: Rate,
+}
+
+/// What hops from a parent to a child would be that the plan did not foresee; without those that no network joins, and those
+/// to or from nodes that are not in the request.
+///
+/// # Errors
+/// As [`plan`].
+pub fn new_hops(
+    topology: &Topology,
+    request: &Request,
+    facts: &Facts,
+    edges: &[(NodeName, NodeName)],
+) -> Result<Vec<NewHop>, PlanError> {
+    let ground = Ground::survey(topology, request, facts)?;
+    let seats: BTreeMap<&NodeName, usize> = (0..ground.len()).map(|at| (ground.name(at), at)).collect();
+    let new_hop = |(parent, child): &(NodeName, NodeName)| {
+        let hop = forecast::new_hop(&ground, *seats.get(parent)?, *seats.get(child)?)?;
+        Some(NewHop {
+            child: child.clone(),
+            parent: parent.clone(),
+            streams: hop.streams,
+            streams_cap: hop.streams_cap,
+            streams_least: hop.streams_least,
+            congestion_control: hop.control,
+            rate: hop.rate,
+        })
+    };
+    Ok(edges.iter().filter_map(new_hop).collect())
+}
+
+/// [`plan`] with all that was tried: the plan's layout first, then the others from best to worst.
 ///
 /// # Errors
 /// As [`plan`].

@@ -20,7 +20,7 @@ use stage_core::job::{
 };
 use stage_core::manifest::Manifest;
 use stage_core::payload::{Expectation, Payload, SourcePath, Walk};
-use stage_core::plan::{Facts, Plan, ShapeChoice, plan};
+use stage_core::plan::{Facts, Plan, ShapeChoice, new_hops, plan};
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
 use stage_core::verdict::{Fault, SlowHop};
@@ -282,6 +282,7 @@ impl World {
         let effects = job.apply_all(events, self.time());
         self.job = Some(job);
         let mut request = None;
+        let mut laid = Vec::new();
         for effect in effects {
             if self.crashes > 0 {
                 self.fuse -= 1;
@@ -294,6 +295,9 @@ impl World {
                 Effect::Persist(changes) => self.persist(&changes),
                 Effect::Send(to, assignment) => self.send(&to, *assignment),
                 Effect::Plan(wanted) => request = Some(wanted),
+                Effect::NewHops(request, edges) => {
+                    laid = new_hops(&self.topology, &request, &Facts::default(), &edges).unwrap();
+                }
                 Effect::Wake(at) => {
                     self.wake = Some(self.started + u64::try_from(at.as_millis()).unwrap() + 1);
                 }
@@ -303,6 +307,9 @@ impl World {
         if let Some(request) = request {
             let answer = plan(&self.topology, &request, &Facts::default());
             self.apply(Event::Planned(answer));
+        }
+        if !laid.is_empty() {
+            self.apply(Event::NewHops(laid));
         }
     }
 
@@ -677,6 +684,7 @@ impl World {
                 child: hop.child.clone(),
                 parent: hop.parent.clone(),
                 fault: *self.slow.get(&hop.child)?,
+                waiting: plan.children(&hop.child).cloned().collect(),
                 text: "its disk".to_owned(),
             })
         });

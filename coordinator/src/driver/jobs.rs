@@ -103,6 +103,7 @@ impl Driver {
         }
         let had_ended = entry.job.phase().is_ended();
         let had_settled = entry.job.is_settled();
+        let mut laid = Vec::new();
         for effect in entry.job.apply_all(events, now) {
             match effect {
                 Effect::Persist(changes) => out.batch.push(Change::Job(id, changes)),
@@ -116,6 +117,14 @@ impl Driver {
                         let plan = stage_core::plan::plan(&topology, &request, &facts);
                         (Asker::Job(id), plan)
                     });
+                }
+                Effect::NewHops(request, edges) => {
+                    let facts = self.measurements.facts(&self.setup.topology, now.unix_ms);
+                    match stage_core::plan::new_hops(&self.setup.topology, &request, &facts, &edges) {
+                        Ok(hops) => laid.extend(hops),
+                        // Its hops stay as they were planned for other parents.
+                        Err(error) => tracing::warn!(job = %id, %error, "hops cannot be laid anew"),
+                    }
                 }
                 Effect::Wake(at) => entry.wake = Some(at),
                 Effect::Notify(state) => {
@@ -137,6 +146,9 @@ impl Driver {
         }
         if settled && !had_settled {
             self.conclude(id, now, out);
+        }
+        if !laid.is_empty() {
+            self.apply(id, Event::NewHops(laid), now, out);
         }
     }
 

@@ -82,6 +82,7 @@ impl Job {
             }
             Event::Prepared(node, version, answer) => self.prepared(&node, version, answer),
             Event::Planned(result) => self.planned(result),
+            Event::NewHops(hops) => self.laid(hops),
             Event::Progress(node, progress) => self.progressed(&node, progress),
             Event::Source(node, report) => {
                 if node == self.spec.source && !self.record.phase.is_ended() {
@@ -91,7 +92,7 @@ impl Job {
             Event::Outcome(node, outcome) => self.ended(&node, outcome),
             Event::Moved { node, from, to, why } => self.moved(&node, &from, &to, &why),
             Event::Corrupt { node, parent, chunk } => self.corrupt(&node, &parent, chunk),
-            Event::Slow(hops) => self.slow_now(hops),
+            Event::Slow(hops) => self.slow_now(&hops),
             Event::Judged(verdict) => {
                 if self.record.verdict != verdict {
                     self.record.verdict = verdict;

@@ -172,7 +172,8 @@ impl Job {
         }
     }
 
-    fn request(&self) -> Option<Request> {
+    /// What is asked of the planner for the targets in these states.
+    fn request(&self, wanted: impl Fn(TargetState) -> bool) -> Option<Request> {
         Some(Request {
             source: self.spec.source.clone(),
             targets: self
@@ -180,7 +181,7 @@ impl Job {
                 .targets
                 .iter()
                 .zip(&self.targets)
-                .filter(|(_, target)| target.state == TargetState::Ready)
+                .filter(|(_, target)| wanted(target.state))
                 .map(|(node, _)| node.clone())
                 .collect(),
             size: self.record.payload.as_ref()?.planned(),
@@ -224,9 +225,18 @@ impl Job {
                 .map(|(node, assignment)| Effect::Send(node, Box::new(assignment))),
         );
         if std::mem::take(&mut self.want_plan)
-            && let Some(request) = self.request()
+            && let Some(request) = self.request(|state| state == TargetState::Ready)
         {
             effects.push(Effect::Plan(request));
+        }
+        let new: Vec<(NodeName, NodeName)> = std::mem::take(&mut self.new_hops)
+            .into_iter()
+            .filter_map(|child| Some((self.parent_of(&child)?.clone(), child)))
+            .collect();
+        if !new.is_empty()
+            && let Some(request) = self.request(TargetState::is_member)
+        {
+            effects.push(Effect::NewHops(request, new));
         }
         if (wake || !effects.is_empty())
             && let Some(at) = self.next_wake()

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{Job, Presence, TargetState};
 use crate::id::NodeName;
-use crate::plan::Hop;
+use crate::plan::{Hop, NewHop};
 
 /// Ancestors above the parent that a child may ask, before the source.
 const ANCESTORS: usize = 3;
@@ -21,11 +21,11 @@ impl Job {
                 .index
                 .get(node)
                 .is_some_and(|at| self.targets[*at].state.is_member());
-        here && member && !self.record.quarantined.contains(node) && !self.is_slow(node)
+        here && member && !self.record.quarantined.contains(node)
     }
 
-    /// Whether the node is slow at receiving: who has it all can serve.
-    fn is_slow(&self, node: &NodeName) -> bool {
+    /// Whether the node is slow at receiving, so that others go before it; who has it all can serve.
+    pub(super) fn is_slow(&self, node: &NodeName) -> bool {
         let receives = |at: &usize| self.targets[*at].state == TargetState::Receiving;
         self.record.slow.contains(node) && self.index.get(node).is_some_and(receives)
     }
@@ -37,7 +37,11 @@ impl Job {
     }
 
     /// The chain of parents above a node, nearest first, as the plan has it now.
-    fn ancestors(&self, parents: &BTreeMap<NodeName, NodeName>, child: &NodeName) -> Vec<NodeName> {
+    pub(super) fn ancestors(
+        &self,
+        parents: &BTreeMap<NodeName, NodeName>,
+        child: &NodeName,
+    ) -> Vec<NodeName> {
         let mut above: Vec<NodeName> = Vec::new();
         let mut at = child;
         while let Some(parent) = parents.get(at) {
@@ -51,7 +55,7 @@ impl Job {
         above
     }
 
-    fn parents(&self) -> BTreeMap<NodeName, NodeName> {
+    pub(super) fn parents(&self) -> BTreeMap<NodeName, NodeName> {
         self.plan
             .iter()
             .flat_map(|plan| &plan.hops)
@@ -117,7 +121,7 @@ impl Job {
         let parents = self.parents();
         self.ancestors(&parents, child)
             .into_iter()
-            .find(|node| self.can_serve(node))
+            .find(|node| self.can_serve(node) && !self.is_slow(node))
             .or_else(|| {
                 self.can_serve(&self.spec.source)
                     .then(|| self.spec.source.clone())
@@ -146,7 +150,7 @@ impl Job {
             .filter(|(_, node)| self.hop(node).is_some())
             .min_by_key(|(at, node)| {
                 let whole = self.targets[*at].state == TargetState::Published;
-                (!whole, load(node), *at)
+                (self.is_slow(node), !whole, load(node), *at)
             })
             .map(|(_, node)| node.clone())
     }
@@ -166,6 +170,7 @@ impl Job {
             return;
         };
         let old = std::mem::replace(&mut hop.parent, parent.clone());
+        self.new_hops.insert(child.clone());
         self.dirty_plan = true;
         for node in [child, parent, &old] {
             self.touch(node);
@@ -183,12 +188,11 @@ impl Job {
         for hop in &plan.hops {
             let mut fallbacks: Vec<NodeName> = Vec::new();
             if hop.parent != self.spec.source && hop.parent != hop.child {
-                fallbacks = self
-                    .ancestors(&parents, &hop.parent)
-                    .into_iter()
-                    .filter(|node| *node != self.spec.source && *node != hop.child && self.can_serve(node))
-                    .take(ANCESTORS)
-                    .collect();
+                fallbacks = self.ancestors(&parents, &hop.parent);
+                fallbacks
+                    .retain(|node| *node != self.spec.source && *node != hop.child && self.can_serve(node));
+                fallbacks.sort_by_key(|node| self.is_slow(node));
+                fallbacks.truncate(ANCESTORS);
                 if !self.record.source_ended {
                     fallbacks.push(self.spec.source.clone());
                 }
@@ -234,7 +238,9 @@ impl Job {
     pub(super) fn join(&mut self, at: usize) {
         let child = self.spec.targets[at].clone();
         let planned = self.hop(&child);
-        let good = planned.is_some_and(|hop| self.can_serve(&hop.parent) && !self.needs(&hop.parent, &child));
+        let good = planned.is_some_and(|hop| {
+            self.can_serve(&hop.parent) && !self.is_slow(&hop.parent) && !self.needs(&hop.parent, &child)
+        });
         if !good {
             let parent = if child == self.spec.source {
                 child.clone()
@@ -279,11 +285,31 @@ impl Job {
             limited_by: "joined later".to_owned(),
         };
         plan.hops.push(hop);
+        self.new_hops.insert(child.clone());
         let index = &self.index;
         plan.hops.sort_by_key(|hop| index.get(&hop.child).copied());
         self.dirty_plan = true;
         self.index_children();
         self.changed();
+    }
+
+    /// What hops are that the plan did not foresee.
+    pub(super) fn laid(&mut self, hops: Vec<NewHop>) {
+        let Some(plan) = &mut self.plan else { return };
+        for new in hops {
+            let Some(at) = self.hops.get(&new.child).copied() else {
+                continue;
+            };
+            let hop = &mut plan.hops[at];
+            if hop.parent != new.parent {
+                continue;
+            }
+            (hop.streams, hop.streams_cap, hop.streams_least) =
+                (new.streams, new.streams_cap, new.streams_least);
+            (hop.congestion_control, hop.rate) = (new.congestion_control, new.rate);
+            self.dirty_plan = true;
+            self.touched.insert(new.child);
+        }
     }
 
     /// A child has gone on with another parent: the plan follows it.

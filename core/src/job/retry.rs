@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::slow::Slowness;
 use super::{Job, Live, Phase, Standing, TargetState, UnfitRule};
 use crate::id::NodeName;
 
@@ -83,11 +84,13 @@ impl Job {
         record.sha256 = None;
         record.sha256_bytes = 0;
         record.source_ended = false;
+        record.slow.clear();
         self.dirty_record = true;
         self.wait_until = self.now.up + self.spec.wait_for;
         self.source_gone_since = None;
         self.source_deadline = None;
         self.plan = None;
+        self.slowness = Slowness::default();
         self.index_children();
         for at in 0..self.targets.len() {
             if self.targets[at].state.is_good() || self.targets[at].state.is_withdrawn() {

@@ -1,7 +1,7 @@
 //! Slow nodes: who waits for one is given to its parent, so that one sick disk or interface does not set the pace of all
-//! below it.
+//! below it. Each such move is a trial: where it did not help, it is taken back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Job, TargetState};
@@ -9,31 +9,77 @@ use crate::chunk::CHUNK;
 use crate::id::NodeName;
 use crate::verdict::{Fault, SlowHop};
 
-/// A hop that has been slow for so long will be.
+/// A hop that has been slow for so long will be, and a move that has not helped after so long does not.
 pub const SLOW_AFTER: Duration = Duration::from_secs(10);
+/// For so long nothing may be heard of a slow hop and it is the same trouble still: a disk that stands still says nothing.
+const SILENCE: Duration = Duration::from_secs(5);
 /// What is over sooner than this is left as it is.
 const WORTHWHILE: Duration = Duration::from_secs(5);
+/// Who was moved gets at least so many times what it got before, or goes back.
+const HELPS: f64 = 1.2;
+
+/// What is known of slow hops, and not worth storing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slowness {
+    /// By child: its parent, and the time from the first word of it to the last.
+    known: BTreeMap<NodeName, (NodeName, Duration, Duration)>,
+    trial: Option<Trial>,
+    /// Those for which another parent was no better: it is their own fault.
+    own_fault: BTreeSet<NodeName>,
+    /// A move did not help: there will be no other.
+    over: bool,
+}
+
+/// A move under way.
+#[derive(Debug, Clone)]
+struct Trial {
+    /// Because of whom.
+    slow: NodeName,
+    since: Duration,
+    moved: Vec<Moved>,
+}
+
+#[derive(Debug, Clone)]
+struct Moved {
+    child: NodeName,
+    from: NodeName,
+    to: NodeName,
+    /// Bytes a second before.
+    rate: f64,
+}
 
 impl Job {
-    /// These hops are slow now, and no others are.
-    pub(super) fn slow_now(&mut self, slow: Vec<SlowHop>) {
+    /// These hops are slow now, and of no others that is known.
+    pub(super) fn slow_now(&mut self, slow: &[SlowHop]) {
         let now = self.now.up;
-        let before = std::mem::take(&mut self.slow_since);
         for hop in slow {
-            if self.parent_of(&hop.child) != Some(&hop.parent) {
-                continue;
+            let known = self.slowness.known.get_mut(&hop.child);
+            match known.filter(|(parent, ..)| *parent == hop.parent) {
+                Some((.., last)) => *last = now,
+                None => {
+                    let begun = (hop.parent.clone(), now, now);
+                    self.slowness.known.insert(hop.child.clone(), begun);
+                }
             }
-            let since = before
+        }
+        self.slowness.known.retain(|_, (.., last)| now <= *last + SILENCE);
+        if let Some(trial) = self.slowness.trial.take() {
+            if now < trial.since + SLOW_AFTER {
+                self.slowness.trial = Some(trial);
+            } else {
+                self.end_trial(&trial);
+            }
+            return;
+        }
+        for hop in slow {
+            let is_due = self
+                .slowness
+                .known
                 .get(&hop.child)
-                .filter(|(parent, _)| *parent == hop.parent)
-                .map_or(now, |(_, since)| *since);
-            if now < since + SLOW_AFTER || !self.is_worthwhile(&hop.child) {
-                self.slow_since.insert(hop.child, (hop.parent, since));
-                continue;
-            }
-            match hop.fault {
-                Fault::Child => self.make_leaf(&hop),
-                Fault::Way => self.go_up(&hop),
+                .is_some_and(|(_, since, _)| now >= *since + SLOW_AFTER);
+            let is_due = is_due && self.parent_of(&hop.child) == Some(&hop.parent);
+            if is_due && !self.slowness.over && self.is_worthwhile(&hop.child) && self.try_to_help(hop) {
+                return;
             }
         }
     }
@@ -52,29 +98,44 @@ impl Job {
         self.targets[at].state == TargetState::Receiving && is_far
     }
 
-    /// Its children go to its parent; it stays, and gets no others while it receives.
-    fn make_leaf(&mut self, hop: &SlowHop) {
+    /// Moves somebody, if there is anybody whom that may help.
+    fn try_to_help(&mut self, hop: &SlowHop) -> bool {
+        let above = self.better_parent(&hop.parent);
+        match (hop.fault, above) {
+            (Fault::Way, Some(above)) if !self.slowness.own_fault.contains(&hop.child) => {
+                self.remark(format!(
+                    "{} now asks {above}: from {} it comes slowly ({})",
+                    hop.child, hop.parent, hop.text
+                ));
+                self.begin_trial(&hop.child, vec![(hop.child.clone(), above)]);
+                true
+            }
+            _ => self.make_leaf(hop),
+        }
+    }
+
+    /// The next above that can serve and is not slow itself.
+    fn better_parent(&self, parent: &NodeName) -> Option<NodeName> {
+        self.ancestors(&self.parents(), parent)
+            .into_iter()
+            .find(|node| self.can_serve(node) && !self.is_slow(node))
+    }
+
+    /// Those who wait for it go to its parent; it stays, and others go before it as long as it receives.
+    fn make_leaf(&mut self, hop: &SlowHop) -> bool {
         if self.record.slow.insert(hop.child.clone()) {
             self.dirty_record = true;
         }
-        let children: Vec<NodeName> = self
-            .children
-            .get(&hop.child)
-            .into_iter()
-            .flatten()
-            .filter(|child| {
-                let state = self.targets[self.index[*child]].state;
-                state.is_member() && state != TargetState::Published
-            })
-            .cloned()
+        let waiting: Vec<(NodeName, NodeName)> = hop
+            .waiting
+            .iter()
+            .filter(|child| self.parent_of(child) == Some(&hop.child) && self.is_worthwhile(child))
+            .map(|child| (child.clone(), hop.parent.clone()))
             .collect();
-        if children.is_empty() || !self.can_serve(&hop.parent) {
-            return;
+        if waiting.is_empty() || !self.can_serve(&hop.parent) {
+            return false;
         }
-        for child in &children {
-            self.set_parent(child, &hop.parent);
-        }
-        let names: Vec<&str> = children.iter().map(NodeName::as_str).collect();
+        let names: Vec<&str> = waiting.iter().map(|(child, _)| child.as_str()).collect();
         self.remark(format!(
             "{} is slow, and who waited for it now asks {}: {} ({})",
             hop.child,
@@ -82,25 +143,74 @@ impl Job {
             names.join(", "),
             hop.text
         ));
-        self.refresh();
+        self.begin_trial(&hop.child, waiting);
+        true
     }
 
-    /// It asks its parent's parent.
-    fn go_up(&mut self, hop: &SlowHop) {
-        let Some(above) = self.parent_of(&hop.parent).cloned() else {
-            return;
-        };
-        if !self.can_serve(&above) {
+    fn begin_trial(&mut self, slow: &NodeName, moves: Vec<(NodeName, NodeName)>) {
+        let mut moved = Vec::new();
+        for (child, to) in moves {
+            let (Some(at), Some(from)) = (self.index.get(&child), self.parent_of(&child).cloned()) else {
+                continue;
+            };
+            let rate = self.live[*at].received_now().bytes_per_second();
+            self.set_parent(&child, &to);
+            moved.push(Moved {
+                child,
+                from,
+                to,
+                rate,
+            });
+        }
+        self.refresh();
+        self.slowness.trial = Some(Trial {
+            slow: slow.clone(),
+            since: self.now.up,
+            moved,
+        });
+    }
+
+    /// Takes back what did not help. Who ended or moved on by itself meanwhile counts no more.
+    fn end_trial(&mut self, trial: &Trial) {
+        let moved: Vec<&Moved> = trial
+            .moved
+            .iter()
+            .filter(|moved| {
+                let at = self.index[&moved.child];
+                self.targets[at].state == TargetState::Receiving
+                    && self.parent_of(&moved.child) == Some(&moved.to)
+            })
+            .collect();
+        let before: f64 = moved.iter().map(|moved| moved.rate).sum();
+        let now: f64 = moved
+            .iter()
+            .map(|moved| {
+                self.live[self.index[&moved.child]]
+                    .received_now()
+                    .bytes_per_second()
+            })
+            .sum();
+        if moved.is_empty() || now >= before * HELPS {
             return;
         }
-        self.set_parent(&hop.child, &above);
-        self.remark(format!(
-            "{} now asks {above}: from {} it came slowly ({})",
-            hop.child, hop.parent, hop.text
-        ));
+        // Where it is no faster with another parent, it is its own fault; where nobody else is, it is nobody's.
+        let went_up = moved.iter().any(|moved| moved.child == trial.slow);
+        if went_up {
+            self.slowness.own_fault.insert(trial.slow.clone());
+        } else {
+            self.slowness.over = true;
+            self.record.slow.remove(&trial.slow);
+        }
+        let back: Vec<(NodeName, NodeName)> = moved
+            .iter()
+            .filter(|moved| self.can_serve(&moved.from))
+            .map(|moved| (moved.child.clone(), moved.from.clone()))
+            .collect();
+        for (child, from) in back {
+            self.remark(format!("{child} asks {from} again: it was no faster"));
+            self.set_parent(&child, &from);
+        }
         self.refresh();
+        self.dirty_record = true;
     }
 }
-
-/// Since when which hops are slow: by child, with its parent.
-pub(super) type SlowSince = BTreeMap<NodeName, (NodeName, Duration)>;

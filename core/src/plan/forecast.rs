@@ -274,6 +274,34 @@ pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> O
     })
 }
 
+/// One hop by itself, whatever else a plan lays; `None` for a local copy, and where no network joins both.
+pub(super) fn new_hop(ground: &Ground<'_>, parent: usize, child: usize) -> Option<HopForecast> {
+    if parent == child || child == SOURCE {
+        return None;
+    }
+    let laid = lay_hop(ground, parent, child)?;
+    let narrowest = laid
+        .edges
+        .iter()
+        .map(|edge| ground.goodput(*edge))
+        .reduce(Rate::min);
+    let wanted = narrowest.map_or(laid.alone.0, |narrowest| narrowest.min(laid.alone.0));
+    let streams = match ground.request.streams {
+        Some(_) => laid.streams_cap,
+        None => laid.carry.enough(wanted, laid.streams_cap),
+    };
+    Some(HopForecast {
+        streams,
+        streams_cap: laid.streams_cap,
+        streams_least: if laid.told { streams } else { 1 },
+        control: laid.control,
+        depth: 1,
+        rate: laid.carry.rate(streams).min(wanted),
+        cause: laid.alone.1,
+        finish: Duration::ZERO,
+    })
+}
+
 /// The most streams a hop may have: those asked for, else what loss makes worth while; no more than there are chunks.
 fn streams_cap(ground: &Ground<'_>, loss: f64) -> u16 {
     let most = ground.request.streams.map_or(cost::most_streams(loss), |asked| {

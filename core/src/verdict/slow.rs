@@ -2,9 +2,11 @@
 //! set the pace of all below it.
 //!
 //! A hop is slow whose parent always has something to send, and that brings less than half of what the parent itself
-//! received and of what was planned. Whose fault it is decides what helps: where it is the child's, those below it are
-//! better off at its parent; where it may be the parent's, the child is, at the parent's parent. A full link or a limit
-//! that somebody set is nobody's fault.
+//! received and of what was planned. Where the fault may be the parent's, the child is better off one up; where it is the
+//! child's, those below it are, if they wait for it and nothing else. A full link or a limit that somebody set is nobody's
+//! fault. None of it is certain: who moves a node looks whether that helped.
+
+use std::collections::BTreeMap;
 
 use super::{Judge, Limit, Seen, Stop, share};
 use crate::id::NodeName;
@@ -16,6 +18,8 @@ use crate::units::Rate;
 const SLOW: f64 = 0.5;
 /// A parent whose threads wait longer than this share of their time for something to send does not always have it.
 const IDLE: f64 = 0.1;
+/// Who waits for bytes at least this share of its time could take twice as much.
+const WAITS: f64 = 0.5;
 
 /// A hop that is slow by itself.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +30,8 @@ pub struct SlowHop {
     pub parent: NodeName,
     /// Whose fault it is.
     pub fault: Fault,
+    /// Those that receive from the child, and wait for what it does not have either.
+    pub waiting: Vec<NodeName>,
     /// What limits it, for people.
     pub text: String,
 }
@@ -35,7 +41,7 @@ pub struct SlowHop {
 pub enum Fault {
     /// The child's: it would be as slow with another parent.
     Child,
-    /// The parent's, or that of the way between them: nobody has seen yet which.
+    /// The parent's, the child's, or that of the way between them.
     Way,
 }
 
@@ -48,21 +54,54 @@ pub fn slow(
     windows: &dyn Fn(&NodeName) -> Option<WindowLimits>,
 ) -> Vec<SlowHop> {
     let judge = Judge::new(topology, seen);
-    (0..seen.hops.len())
+    let behind: Vec<usize> = (0..seen.hops.len())
         .filter(|at| judge.falls_behind(*at, planned))
+        .collect();
+    if behind.is_empty() {
+        return Vec::new();
+    }
+    let mut below: BTreeMap<&NodeName, Vec<usize>> = BTreeMap::new();
+    for (at, hop) in seen.hops.iter().enumerate() {
+        below.entry(&hop.parent).or_default().push(at);
+    }
+    behind
+        .into_iter()
         .filter_map(|at| {
             let Some(Stop::Here(limit)) = judge.stop(at) else {
                 return None;
             };
             let hop = &seen.hops[at];
+            let waiting = below.get(&hop.child).into_iter().flatten();
             Some(SlowHop {
                 child: hop.child.clone(),
                 parent: hop.parent.clone(),
-                fault: judge.fault(at, &limit)?,
+                fault: fault(&hop.child, &limit)?,
+                waiting: waiting
+                    .filter(|at| judge.waits(**at))
+                    .map(|at| seen.hops[*at].child.clone())
+                    .collect(),
                 text: judge.words(at, &limit, windows),
             })
         })
         .collect()
+}
+
+fn fault(child: &NodeName, limit: &Limit) -> Option<Fault> {
+    let of = |node: &NodeName| Some(if node == child { Fault::Child } else { Fault::Way });
+    match limit {
+        Limit::DiskWrite(node)
+        | Limit::Processor(node)
+        | Limit::ReceiveWindow(node)
+        | Limit::SendWindow(node)
+        | Limit::ReadBack(node) => of(node),
+        Limit::Loss | Limit::Network => Some(Fault::Way),
+        Limit::SourceRead(_)
+        | Limit::Pipe(_)
+        | Limit::SendLimit(_)
+        | Limit::SourceLimit(_)
+        | Limit::Full(_)
+        | Limit::HalfDuplex(_) => None,
+    }
 }
 
 impl Judge<'_> {
@@ -88,53 +127,12 @@ impl Judge<'_> {
         could.is_some_and(|could| hop.rate < could.times(SLOW))
     }
 
-    fn fault(&self, at: usize, limit: &Limit) -> Option<Fault> {
+    /// Whether the hop waits for what its parent does not have either.
+    fn waits(&self, at: usize) -> bool {
         let hop = &self.seen.hops[at];
-        let of = |node: &NodeName| {
-            Some(if *node == hop.child {
-                Fault::Child
-            } else {
-                Fault::Way
-            })
-        };
-        match limit {
-            Limit::DiskWrite(node)
-            | Limit::Processor(node)
-            | Limit::ReceiveWindow(node)
-            | Limit::SendWindow(node)
-            | Limit::ReadBack(node) => of(node),
-            Limit::Loss | Limit::Network => Some(if self.parent_is_well(at) {
-                Fault::Child
-            } else {
-                Fault::Way
-            }),
-            Limit::SourceRead(_)
-            | Limit::Pipe(_)
-            | Limit::SendLimit(_)
-            | Limit::SourceLimit(_)
-            | Limit::Full(_)
-            | Limit::HalfDuplex(_) => None,
-        }
-    }
-
-    /// Whether the parent sends, or sent, much faster to somebody else over the same links: what is left is the child's
-    /// interface.
-    fn parent_is_well(&self, at: usize) -> bool {
-        let hop = &self.seen.hops[at];
-        let links = |child: &NodeName| {
-            let edges = self.topology.route(&hop.parent, child)?.edges;
-            // The first is the parent's interface, the last the child's.
-            Some(edges.get(1..edges.len().saturating_sub(1))?.to_vec())
-        };
-        let Some(mine) = links(&hop.child) else {
-            return false;
-        };
-        self.seen.hops.iter().any(|other| {
-            other.parent == hop.parent
-                && other.child != hop.child
-                && other.rate.times(SLOW) > hop.rate
-                && links(&other.child).is_some_and(|theirs| mine.iter().all(|edge| theirs.contains(edge)))
-        })
+        hop.moving
+            && share(hop.receiving.upstream, hop.receiving.total()) >= WAITS
+            && matches!(self.stop(at), Some(Stop::Above))
     }
 }
 
@@ -144,38 +142,41 @@ mod tests {
     use super::*;
     use crate::verdict::SeenHop;
 
-    fn faults(seen: &Seen, planned: f64) -> Vec<(String, Fault)> {
+    /// Child, fault and who waits, of each slow hop.
+    fn found(seen: &Seen, planned: f64) -> Vec<(String, Fault, String)> {
         slow(&topology("10 Gbit/s"), seen, &|_| Some(mb(planned)), &|_| None)
             .into_iter()
-            .map(|slow| (slow.child.to_string(), slow.fault))
+            .map(|slow| {
+                let waiting: Vec<String> = slow.waiting.iter().map(ToString::to_string).collect();
+                (slow.child.to_string(), slow.fault, waiting.join(","))
+            })
             .collect()
     }
 
+    fn one(child: &str, fault: Fault, waiting: &str) -> Vec<(String, Fault, String)> {
+        vec![(child.to_owned(), fault, waiting.to_owned())]
+    }
+
     /// It has what it needs and waits for its own disk.
-    fn sick_disk(parent: &str, child: &str, rate: f64) -> SeenHop {
+    fn disk(parent: &str, child: &str, rate: f64) -> SeenHop {
         hop(parent, child, rate, receiving(4, 88, 8), sending(0, 92, 0, 0, 8))
     }
 
     /// The network brings no more, and nobody knows why.
-    fn sick_way(parent: &str, child: &str, rate: f64) -> SeenHop {
+    fn network(parent: &str, child: &str, rate: f64) -> SeenHop {
         hop(parent, child, rate, receiving(92, 2, 6), sending(2, 92, 0, 0, 6))
-    }
-
-    /// Its parent waits for work: all is well.
-    fn well(parent: &str, child: &str, rate: f64) -> SeenHop {
-        starved(parent, child, rate)
     }
 
     #[test]
     fn a_sick_disk_in_a_chain_is_its_own_fault() {
         let chain = [
-            well("head", "n1", 400.0),
-            sick_disk("n1", "n2", 40.0),
-            well("n2", "n3", 40.0),
-            well("n3", "n4", 39.0),
+            starved("head", "n1", 400.0),
+            disk("n1", "n2", 40.0),
+            starved("n2", "n3", 40.0),
+            starved("n3", "n4", 39.0),
         ];
-        let child = vec![("n2".to_owned(), Fault::Child)];
-        assert_eq!(faults(&seen(chain.to_vec()), 400.0), child);
+        let sick = one("n2", Fault::Child, "n3");
+        assert_eq!(found(&seen(chain.to_vec()), 400.0), sick);
         let told = slow(
             &topology("10 Gbit/s"),
             &seen(chain.to_vec()),
@@ -191,38 +192,47 @@ mod tests {
         // Half as fast as its parent is slow, and not a byte more.
         let mut half = chain.clone();
         half[1].rate = mb(201.0);
-        assert_eq!(faults(&seen(half.to_vec()), 400.0), []);
+        assert_eq!(found(&seen(half.to_vec()), 400.0), []);
         // It was planned to be slow.
-        assert_eq!(faults(&seen(chain.to_vec()), 40.0), []);
+        assert_eq!(found(&seen(chain.to_vec()), 40.0), []);
         // Its parent has got it all long ago.
-        let mut done = chain;
+        let mut done = chain.clone();
         done[0].moving = false;
-        assert_eq!(faults(&seen(done.to_vec()), 400.0), child);
+        assert_eq!(found(&seen(done.to_vec()), 400.0), sick);
+        // Who has no more to get waits for nobody.
+        let mut last = chain;
+        last[2].moving = false;
+        assert_eq!(found(&seen(last.to_vec()), 400.0), one("n2", Fault::Child, ""));
     }
 
     #[test]
     fn below_the_source_a_plan_says_what_could_be() {
-        let first = seen(vec![sick_disk("head", "n1", 40.0)]);
-        assert_eq!(faults(&first, 400.0), [("n1".to_owned(), Fault::Child)]);
+        let first = seen(vec![disk("head", "n1", 40.0), starved("n1", "n2", 40.0)]);
+        assert_eq!(found(&first, 400.0), one("n1", Fault::Child, "n2"));
         assert_eq!(slow(&topology("10 Gbit/s"), &first, &|_| None, &|_| None), []);
     }
 
     #[test]
-    fn a_slow_way_is_nobodys_fault_until_the_parent_is_fast_with_another() {
-        let mut hops = vec![well("head", "n1", 400.0), sick_way("n1", "n2", 40.0)];
-        assert_eq!(
-            faults(&seen(hops.clone()), 400.0),
-            [("n2".to_owned(), Fault::Way)]
-        );
-        hops.push(well("n1", "n3", 300.0));
-        assert_eq!(
-            faults(&seen(hops.clone()), 400.0),
-            [("n2".to_owned(), Fault::Child)],
-            "to n3 it is the same switch"
-        );
-        // To the head it is another way than over the uplink.
-        let apart = vec![sick_way("head", "n2", 40.0), well("head", "head", 900.0)];
-        assert_eq!(faults(&seen(apart), 400.0), [("n2".to_owned(), Fault::Way)]);
+    fn where_all_disks_are_alike_nobody_waits() {
+        let alike = seen(vec![disk("head", "n1", 180.0), disk("n1", "n2", 180.0)]);
+        assert_eq!(found(&alike, 400.0), one("n1", Fault::Child, ""));
+    }
+
+    #[test]
+    fn a_slow_way_may_be_anybodys_fault() {
+        let hops = vec![
+            starved("head", "n1", 400.0),
+            network("n1", "n2", 40.0),
+            starved("n2", "n3", 40.0),
+        ];
+        assert_eq!(found(&seen(hops), 400.0), one("n2", Fault::Way, "n3"));
+        // Who reads back slowly, or has no processor to send with.
+        let back = hop("n1", "n2", 40.0, receiving(92, 2, 6), sending(0, 4, 90, 0, 6));
+        let busy = hop("n1", "n2", 40.0, receiving(92, 2, 6), sending(0, 4, 0, 0, 96));
+        for above in [back, busy] {
+            let seen = seen(vec![starved("head", "n1", 400.0), above]);
+            assert_eq!(found(&seen, 400.0), one("n2", Fault::Way, ""));
+        }
     }
 
     #[test]
@@ -230,23 +240,14 @@ mod tests {
         let limited = hop("n1", "n2", 40.0, receiving(92, 2, 6), sending(0, 4, 0, 92, 4));
         let waits = hop("n1", "n2", 40.0, receiving(92, 2, 6), sending(30, 64, 0, 0, 6));
         for quiet in [limited, waits] {
-            assert_eq!(faults(&seen(vec![well("head", "n1", 400.0), quiet]), 400.0), []);
+            assert_eq!(found(&seen(vec![starved("head", "n1", 400.0), quiet]), 400.0), []);
         }
-        // Three children share their parent's interface, and a link that the push fills.
-        let star = ["n1", "n2", "n3"].map(|child| sick_way("head", child, 195.0));
+        // Three children share a link that the push fills.
+        let star = ["n1", "n2", "n3"].map(|child| network("head", child, 195.0));
         let uplink = topology("5 Gbit/s");
         assert_eq!(
             slow(&uplink, &seen(star.to_vec()), &|_| Some(mb(590.0)), &|_| None),
             []
         );
-        // Who reads back slowly, or has no processor to send with, is not the child's fault.
-        let back = hop("n1", "n2", 40.0, receiving(92, 2, 6), sending(0, 4, 90, 0, 6));
-        let busy = hop("n1", "n2", 40.0, receiving(92, 2, 6), sending(0, 4, 0, 0, 96));
-        for above in [back, busy] {
-            assert_eq!(
-                faults(&seen(vec![well("head", "n1", 400.0), above]), 400.0),
-                [("n2".to_owned(), Fault::Way)]
-            );
-        }
     }
 }

@@ -12,7 +12,7 @@ use stage_core::id::{Epoch, JobId, JobKey, NodeName};
 use stage_core::job::{Effect, Event, Job, Now, Phase, Presence, Spec, Standing, TargetState, UnfitRule};
 use stage_core::manifest::Manifest;
 use stage_core::payload::{Payload, SourcePath, Walk};
-use stage_core::plan::{Facts, plan};
+use stage_core::plan::{Facts, new_hops, plan};
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
 
@@ -36,12 +36,13 @@ fn up(i: usize) -> (NodeName, Standing) {
 pub(crate) struct Push {
     pub(crate) job: Job,
     pub(crate) topology: Topology,
+    pub(crate) facts: Facts,
     pub(crate) now: u64,
     pub(crate) told: BTreeMap<NodeName, Assignment>,
 }
 
 impl Push {
-    /// `n1` to `n{targets}`, all of whom are up.
+    /// `n1` to `n{targets}` at one switch, all of whom are up.
     pub(crate) fn new(
         targets: usize,
         change: impl FnOnce(&mut Spec, &mut BTreeMap<NodeName, Standing>),
@@ -51,6 +52,15 @@ impl Push {
              address = \"10.0.0.[1-{}]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n[roots]\nscratch = \"/s\"\n",
             targets + 1
         );
+        Self::over(&text, targets, change)
+    }
+
+    /// The same over another network.
+    pub(crate) fn over(
+        text: &str,
+        targets: usize,
+        change: impl FnOnce(&mut Spec, &mut BTreeMap<NodeName, Standing>),
+    ) -> Self {
         let mut spec = Spec {
             id: JobId::from_random([3; 16]),
             key: JobKey([1; 32]),
@@ -90,7 +100,8 @@ impl Push {
         };
         let mut push = Self {
             job: Job::new(spec, Epoch(1), standing, time),
-            topology: Topology::parse("t", &text).unwrap(),
+            topology: Topology::parse("t", text).unwrap(),
+            facts: Facts::default(),
             now,
             told: BTreeMap::new(),
         };
@@ -109,8 +120,12 @@ impl Push {
                     self.told.insert(node, *assignment);
                 }
                 Effect::Plan(request) => {
-                    let answer = plan(&self.topology, &request, &Facts::default());
+                    let answer = plan(&self.topology, &request, &self.facts);
                     self.apply(Event::Planned(answer));
+                }
+                Effect::NewHops(request, edges) => {
+                    let hops = new_hops(&self.topology, &request, &self.facts, &edges).unwrap();
+                    self.apply(Event::NewHops(hops));
                 }
                 Effect::Persist(_) | Effect::Wake(_) | Effect::Notify(_) => {}
             }
@@ -140,10 +155,14 @@ impl Push {
     /// Source and targets answer, and all run.
     pub(crate) fn run(targets: usize) -> Self {
         let mut push = Self::new(targets, |_, _| ());
-        push.look();
-        (1..=targets).for_each(|i| push.ready(i));
-        assert_eq!(push.job.phase(), Phase::Running);
+        push.all_ready(targets);
         push
+    }
+
+    pub(crate) fn all_ready(&mut self, targets: usize) {
+        self.look();
+        (1..=targets).for_each(|i| self.ready(i));
+        assert_eq!(self.job.phase(), Phase::Running);
     }
 
     pub(crate) fn look(&mut self) {
