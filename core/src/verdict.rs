@@ -10,6 +10,7 @@ mod slow;
 mod tests;
 pub(crate) mod words;
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -169,6 +170,8 @@ struct Judge<'a> {
     seen: &'a Seen,
     /// The hop by which a node receives.
     of_child: BTreeMap<&'a NodeName, usize>,
+    /// What goes over each edge in all, by hops that are at rest and by those that move: reckoned if somebody asks.
+    loads: [OnceCell<BTreeMap<EdgeId, f64>>; 2],
 }
 
 /// What threads wait for most; their processor, if they hardly wait at all.
@@ -222,6 +225,7 @@ impl<'a> Judge<'a> {
                 .enumerate()
                 .map(|(at, hop)| (&hop.child, at))
                 .collect(),
+            loads: Default::default(),
         }
     }
 
@@ -351,29 +355,32 @@ impl<'a> Judge<'a> {
     fn fullest(&self, at: usize) -> Option<(EdgeId, f64)> {
         let hop = &self.seen.hops[at];
         let route = self.topology.route(&hop.parent, &hop.child)?;
-        let mut sums: BTreeMap<EdgeId, f64> = route.edges.iter().map(|edge| (*edge, 0.0)).collect();
-        for (other, beside) in self.seen.hops.iter().enumerate() {
-            if other != at && (beside.moving != hop.moving || self.seen.hops.len() > HOPS) {
-                continue;
-            }
-            let Some(way) = self.topology.route(&beside.parent, &beside.child) else {
-                continue;
-            };
-            for edge in way.edges {
-                if let Some(sum) = sums.get_mut(&edge) {
-                    *sum += beside.rate.bytes_per_second();
-                }
-            }
-        }
+        let loads = self.loads[usize::from(hop.moving)].get_or_init(|| self.load(hop.moving));
         // The first of equals: it is passed first.
         route
             .edges
             .into_iter()
             .map(|edge| {
-                let rate = Rate::from_bytes_per_second(sums[&edge]);
+                let others = loads.get(&edge).copied().unwrap_or(0.0);
+                let rate = Rate::from_bytes_per_second(others.max(hop.rate.bytes_per_second()));
                 (edge, words::share_of(self.topology, edge, rate))
             })
             .reduce(|most, next| if next.1 > most.1 { next } else { most })
+    }
+
+    /// What the hops that move, or those that do not, send over each edge, in bytes a second.
+    fn load(&self, moving: bool) -> BTreeMap<EdgeId, f64> {
+        let mut loads = BTreeMap::new();
+        if self.seen.hops.len() > HOPS {
+            return loads;
+        }
+        for hop in self.seen.hops.iter().filter(|hop| hop.moving == moving) {
+            let way = self.topology.route(&hop.parent, &hop.child);
+            for edge in way.into_iter().flat_map(|way| way.edges) {
+                *loads.entry(edge).or_insert(0.0) += hop.rate.bytes_per_second();
+            }
+        }
+        loads
     }
 
     /// Whether the hop waits for the network between its nodes.
