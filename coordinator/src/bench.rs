@@ -359,10 +359,19 @@ impl Conductor {
         Ok(())
     }
 
-    /// What a push's connections over this way would ask for: both directions are measured with it.
+    /// What a push's connections over this way would ask for, in one direction or the other: both are measured with it, so
+    /// only one that both hosts have.
     fn control(&self, pair: &Pair) -> Option<CongestionControl> {
         let facts = &self.begun.facts;
-        let of = |parent, child| facts.control(parent, child, &self.topology.route(parent, child)?);
+        let has = |node: &NodeName, control: &CongestionControl| {
+            let controls = facts.nodes.get(node).and_then(|facts| facts.controls.as_ref());
+            controls.is_none_or(|controls| controls.offered.contains(control))
+        };
+        let of = |parent, child| {
+            let route = self.topology.route(parent, child)?;
+            let control = facts.control(&self.topology, parent, child, &route)?;
+            (has(parent, &control) && has(child, &control)).then_some(control)
+        };
         of(&pair.from, &pair.to).or_else(|| of(&pair.to, &pair.from))
     }
 

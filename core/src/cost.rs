@@ -51,6 +51,9 @@ pub(crate) const CUBIC: &str = "cubic";
 /// Up to this RTT a path holds so little that nobody needs a model of it.
 pub(crate) const NEAR: Duration = Duration::from_millis(1);
 
+/// So many streams that slow down at each loss are no burden: only where they do not fill a way, another control is better.
+pub(crate) const FEW_STREAMS: f64 = 4.0;
+
 /// Rounds in which a stream whose window is full sends nothing new because a segment is missing: one until the sender
 /// hears of it, one until it is there. See [`StreamPath::rate`].
 const MISSING_ROUNDS: f64 = 2.0;

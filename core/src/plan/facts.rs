@@ -72,30 +72,41 @@ impl Facts {
     }
 
     /// The congestion control that a hop's connections ask for, those that send: what the topology says, else BBR where loss
-    /// would be the limit and cubic where the way is short. `None`: its host's own, also where that offers no other.
+    /// would take more than [`cost::FEW_STREAMS`] to fill the way, and cubic where the way is short. `None`: its host's own,
+    /// also where that offers no other. A way whose links say nothing of their RTT, and that nobody measured, is short.
     ///
     /// Every ten seconds BBR sends next to nothing for 200 ms, to see the round trip without a queue. Along a chain what each
     /// hop loses by that adds up, and nobody learns anything from it where the round trip is that of a switch.
-    pub fn control(&self, parent: &NodeName, child: &NodeName, route: &Route) -> Option<CongestionControl> {
+    pub fn control(
+        &self,
+        topology: &Topology,
+        parent: &NodeName,
+        child: &NodeName,
+        route: &Route,
+    ) -> Option<CongestionControl> {
         let controls = self.controls(parent);
         let offers = |name: &CongestionControl| controls.is_none_or(|all| all.offered.contains(name));
         if let Some(asked) = &route.congestion_control {
             return offers(asked).then(|| asked.clone());
         }
-        // It was measured with BBR because there was loss, which that does not show.
-        if let Some(measured) = self.path(route).and_then(|path| path.control.as_ref())
-            && Control::of(measured) == Control::Model
-            && offers(measured)
-        {
-            return Some(measured.clone());
-        }
         let path = StreamPath {
             control: Control::Loss,
             ..self.stream_path(parent, child, route, None, false)
         };
+        let is_near = path.rtt <= cost::NEAR;
+        // It was measured with BBR because there was loss, which that does not show.
+        if let Some(measured) = self.path(route).and_then(|path| path.control.as_ref())
+            && Control::of(measured) == Control::Model
+            && offers(measured)
+            && !is_near
+        {
+            return Some(measured.clone());
+        }
+        let carries = route.edges.iter().map(|edge| self.goodput(topology, *edge));
+        let carries = carries.fold(Rate::UNLIMITED, Rate::min);
         let (suits, name) = match path.rate() {
-            (_, StreamBound::Loss) => (Control::Model, cost::BBR),
-            _ if path.rtt <= cost::NEAR => (Control::Loss, cost::CUBIC),
+            (one, StreamBound::Loss) if one.times(cost::FEW_STREAMS) < carries => (Control::Model, cost::BBR),
+            _ if is_near => (Control::Loss, cost::CUBIC),
             _ => return None,
         };
         let controls = controls?;
@@ -312,10 +323,28 @@ mod tests {
         assert_eq!(asks("0.2 ms", "", &["bbr", "reno"]), None, "it is not there");
         assert_eq!(asks("15 ms", "", &["bbr", "cubic"]), None, "the host knows best");
         assert_eq!(
-            asks("0.2 ms", "loss = 0.001", &["bbr", "cubic"]),
+            asks("0.2 ms", "loss = 0.05", &["bbr", "cubic"]),
             None,
             "loss would be the limit"
         );
+        assert_eq!(
+            asks("0.2 ms", "loss = 0.001", &["cubic", "bbr"]),
+            None,
+            "two streams are as fast as the link"
+        );
+        assert_eq!(asks("2 ms", "loss = 0.00001", &["cubic", "bbr"]), None);
+        // A way that was once measured with BBR is short all the same.
+        let mut measured = host(&["cubic", "bbr"]);
+        let path = PathFacts {
+            rtt: Duration::from_micros(200),
+            rates: vec![(1, Rate::from_bytes_per_second(117e6))],
+            filled: true,
+            loss: 0.0,
+            control: Some("bbr".parse().unwrap()),
+        };
+        let ends = ("s1".parse().unwrap(), "s2".parse().unwrap());
+        measured.paths.insert(ends, path);
+        assert_eq!(hop(&apart("0.2 ms", ""), &measured).congestion_control, None);
         assert_eq!(
             asks("0.2 ms", "congestion_control = \"bbr\"", &["bbr", "cubic"]).as_deref(),
             Some("bbr")

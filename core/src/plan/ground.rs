@@ -112,7 +112,8 @@ impl<'a> Ground<'a> {
 
     /// The congestion control that a hop's connections ask for.
     pub(super) fn control(&self, parent: usize, child: usize, route: &Route) -> Option<CongestionControl> {
-        self.facts.control(self.name(parent), self.name(child), route)
+        self.facts
+            .control(self.topology, self.name(parent), self.name(child), route)
     }
 
     /// What an edge carries of payload.
