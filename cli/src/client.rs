@@ -149,8 +149,9 @@ impl Client {
         if let Some(whole) = name.whole() {
             return Ok(whole);
         }
+        // Of all, lest a beginning that fits two looks as if it fitted one.
         let fits: Vec<JobId> = self
-            .jobs()
+            .newest_jobs(u32::MAX)
             .await?
             .into_iter()
             .map(|job| job.id)
@@ -178,9 +179,14 @@ impl Client {
     /// # Errors
     /// The coordinator refused, or went away.
     pub(crate) async fn jobs(&mut self) -> Result<Vec<Job>, Error> {
+        self.newest_jobs(0).await
+    }
+
+    /// The newest jobs, so many at most; of 0 as many as the coordinator thinks fit.
+    async fn newest_jobs(&mut self, limit: u32) -> Result<Vec<Job>, Error> {
         let request = v1::JobsRequest {
             hello: Some(hello()),
-            limit: 0,
+            limit,
         };
         call!(self, jobs, request)?
             .jobs
