@@ -72,11 +72,13 @@ impl Job {
             return;
         }
         for hop in slow {
-            let is_due = self
-                .slowness
-                .known
-                .get(&hop.child)
-                .is_some_and(|(_, since, _)| now >= *since + SLOW_AFTER);
+            // With two parents is slow enough, too.
+            let is_due = self.slowness.own_fault.contains(&hop.child)
+                || self
+                    .slowness
+                    .known
+                    .get(&hop.child)
+                    .is_some_and(|(_, since, _)| now >= *since + SLOW_AFTER);
             let is_due = is_due && self.parent_of(&hop.child) == Some(&hop.parent);
             if is_due && !self.slowness.over && self.is_worthwhile(&hop.child) && self.try_to_help(hop) {
                 return;

@@ -165,7 +165,7 @@ fn who_is_no_faster_anywhere_is_slow_by_itself() {
     assert_eq!(push.parents(3), ["n1", "n0"]);
     push.slow_while(SLOW_AFTER, &from(1), &[(3, 1000), (4, 1000)]);
     assert_eq!(push.parents(3), ["n2", "n1", "n0"], "it goes back");
-    push.slow_while(SLOW_AFTER, &from(2), &[(3, 1000), (4, 1000)]);
+    push.slow_while(MOMENT, &from(2), &[(3, 1000), (4, 1000)]);
     assert_eq!(push.parents(4), ["n2", "n1", "n0"], "those below it do not wait");
 }
 
