@@ -72,7 +72,7 @@ impl Facts {
     }
 
     /// The congestion control that a hop's connections ask for, those that send: what the topology says, else BBR where loss
-    /// would take more than [`cost::FEW_STREAMS`] to fill the way, and cubic where the way is short. `None`: its host's own,
+    /// would take more than four streams of cubic's to fill the way, and cubic where the way is short. `None`: its host's own,
     /// also where that offers no other. A way whose links say nothing of their RTT, and that nobody measured, is short.
     ///
     /// Every ten seconds BBR sends next to nothing for 200 ms, to see the round trip without a queue. Along a chain what each
