@@ -73,7 +73,7 @@ impl Facts {
 
     /// The congestion control that a hop's connections ask for, those that send: what the topology says, else BBR where loss
     /// would take more than four streams of cubic's to fill the way, and cubic where the way is short. `None`: its host's own,
-    /// also where that offers no other. A way whose links say nothing of their RTT, and that nobody measured, is short.
+    /// also where that offers no other, and where nobody has said or measured how long the way is.
     ///
     /// Every ten seconds BBR sends next to nothing for 200 ms, to see the round trip without a queue. Along a chain what each
     /// hop loses by that adds up, and nobody learns anything from it where the round trip is that of a switch.
@@ -106,7 +106,7 @@ impl Facts {
         let carries = carries.fold(Rate::UNLIMITED, Rate::min);
         let (suits, name) = match path.rate() {
             (one, StreamBound::Loss) if one.times(cost::FEW_STREAMS) < carries => (Control::Model, cost::BBR),
-            _ if is_near => (Control::Loss, cost::CUBIC),
+            _ if is_near && self.knows_rtt(parent, child, route) => (Control::Loss, cost::CUBIC),
             _ => return None,
         };
         let controls = controls?;
@@ -148,6 +148,15 @@ impl Facts {
             control: of(control),
             encrypted,
         }
+    }
+
+    /// Whether a hop's RTT is more than a guess.
+    fn knows_rtt(&self, parent: &NodeName, child: &NodeName, route: &Route) -> bool {
+        let is_within_a_switch = route.switches.len() <= 1;
+        is_within_a_switch
+            || route.rtt.is_some()
+            || self.path(route).is_some()
+            || self.rtts.contains_key(&(parent.clone(), child.clone()))
     }
 
     /// A hop's RTT: measured, else measured between others at the same switches, else what the links on the way say,
@@ -242,9 +251,13 @@ mod tests {
     }
 
     fn apart(rtt: &str, says: &str) -> Topology {
+        linked(&format!("rtt = \"{rtt}\"\n{says}"))
+    }
+
+    fn linked(says: &str) -> Topology {
         let text = format!(
             "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s[1-2]\"\n[[link]]\nbetween = [\"s1\", \"s2\"]\n\
-             capacity = \"1 Gbit/s\"\nrtt = \"{rtt}\"\n{says}\n[[node]]\nname = \"n0\"\nattach = \"s1\"\n\
+             capacity = \"1 Gbit/s\"\n{says}\n[[node]]\nname = \"n0\"\nattach = \"s1\"\n\
              nic = \"1 Gbit/s\"\n[[node]]\nname = \"n1\"\nattach = \"s2\"\nnic = \"1 Gbit/s\"\n"
         );
         Topology::parse("t", &text).unwrap()
@@ -333,6 +346,12 @@ mod tests {
             "two streams are as fast as the link"
         );
         assert_eq!(asks("2 ms", "loss = 0.00001", &["cubic", "bbr"]), None);
+        // Nobody says how long the link is, until a push has met it.
+        let mut unknown = host(&["bbr", "cubic"]);
+        assert_eq!(hop(&linked(""), &unknown).congestion_control, None);
+        let pair = ("n0".parse().unwrap(), "n1".parse().unwrap());
+        unknown.rtts.insert(pair, Duration::from_micros(200));
+        assert!(hop(&linked(""), &unknown).congestion_control.is_some());
         // A way that was once measured with BBR is short all the same.
         let mut measured = host(&["cubic", "bbr"]);
         let path = PathFacts {
