@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::facts::MAX_AGE;
 use crate::chunk::CHUNK;
-use crate::id::{JobId, NodeName};
+use crate::id::{CongestionControl, JobId, NodeName};
 use crate::plan::{Facts, Plan};
 use crate::topology::Topology;
 use crate::units::{ByteCount, Rate, show_time};
@@ -49,6 +49,8 @@ pub struct Lesson {
     pub unix_ms: u64,
     /// By which push.
     pub job: JobId,
+    /// Of a stream that loss held back: with which congestion control.
+    pub control: Option<CongestionControl>,
 }
 
 /// A finished push, to be looked at.
@@ -128,13 +130,14 @@ pub fn lessons(topology: &Topology, push: &Push<'_>, known: &Facts) -> Vec<Lesso
         // Somebody else's bytes went through the same disks and links.
         return lessons;
     }
-    let mut teach = |subject, rate: Rate| {
+    let mut teach = |subject, rate: Rate, control| {
         if rate > Rate::ZERO && rate < Rate::UNLIMITED {
             lessons.push(Lesson {
                 subject,
                 rate,
                 unix_ms: push.unix_ms,
                 job: push.job,
+                control,
             });
         }
     };
@@ -146,7 +149,7 @@ pub fn lessons(topology: &Topology, push: &Push<'_>, known: &Facts) -> Vec<Lesso
         }
         let (parent, child) = (&hop.parent, &hop.child);
         match &limit {
-            Some(Limit::DiskWrite(node)) => teach(Subject::DiskWrite(node.clone()), hop.rate),
+            Some(Limit::DiskWrite(node)) => teach(Subject::DiskWrite(node.clone()), hop.rate, None),
             Some(Limit::SourceRead(node)) if !read_taught => {
                 read_taught = true;
                 let read = if push.seen.read > Rate::ZERO {
@@ -154,17 +157,24 @@ pub fn lessons(topology: &Topology, push: &Push<'_>, known: &Facts) -> Vec<Lesso
                 } else {
                     hop.rate
                 };
-                teach(Subject::DiskRead(node.clone()), read);
+                teach(Subject::DiskRead(node.clone()), read, None);
             }
             Some(Limit::ReceiveWindow(_) | Limit::SendWindow(_) | Limit::Loss) => {
                 let one = hop.rate.times(1.0 / f64::from(hop.streams.max(1)));
-                teach(Subject::Stream(parent.clone(), child.clone()), one);
+                let asked = push
+                    .plan
+                    .hop(child)
+                    .and_then(|hop| hop.congestion_control.as_ref());
+                let control = known.resolved(parent, asked);
+                // A window is as large with any other.
+                let control = control.filter(|_| limit == Some(Limit::Loss));
+                teach(Subject::Stream(parent.clone(), child.clone()), one, control);
             }
             // Of a parent that does not say how it went nobody knows whether it had anything to send.
             Some(Limit::Network)
                 if parent != child && hop.sending.is_some() && is_below_plan(push.plan, hop) =>
             {
-                teach(Subject::Way(parent.clone(), child.clone()), hop.rate);
+                teach(Subject::Way(parent.clone(), child.clone()), hop.rate, None);
             }
             _ => {}
         }
@@ -173,11 +183,11 @@ pub fn lessons(topology: &Topology, push: &Push<'_>, known: &Facts) -> Vec<Lesso
         let more = |known: Option<Rate>| known.is_some_and(|known| durable > known.times(NOTABLY));
         let writes = known.nodes.get(child).and_then(|facts| facts.disk_write);
         if !matches!(limit, Some(Limit::DiskWrite(_))) && more(writes) {
-            teach(Subject::DiskWrite(child.clone()), durable);
+            teach(Subject::DiskWrite(child.clone()), durable, None);
         }
         let carries = known.hops.get(&(parent.clone(), child.clone()));
         if !matches!(limit, Some(Limit::Network)) && more(carries.and_then(|hop| hop.carries)) {
-            teach(Subject::Way(parent.clone(), child.clone()), durable);
+            teach(Subject::Way(parent.clone(), child.clone()), durable, None);
         }
         let reads = known.nodes.get(parent).and_then(|facts| facts.disk_read);
         if *parent == push.seen.source
@@ -186,7 +196,7 @@ pub fn lessons(topology: &Topology, push: &Push<'_>, known: &Facts) -> Vec<Lesso
             && more(reads)
         {
             read_taught = true;
-            teach(Subject::DiskRead(parent.clone()), durable);
+            teach(Subject::DiskRead(parent.clone()), durable, None);
         }
     }
     lessons
@@ -255,7 +265,8 @@ pub fn lay(facts: &mut Facts, lessons: &Lessons, measured: &dyn Fn(&NodeName) ->
             }
             Subject::DiskWrite(_) | Subject::DiskRead(_) => {}
             Subject::Stream(from, to) => {
-                facts.hops.entry((from.clone(), to.clone())).or_default().one = Some(lesson.rate);
+                let hop = facts.hops.entry((from.clone(), to.clone())).or_default();
+                (hop.one, hop.one_with) = (Some(lesson.rate), lesson.control.clone());
             }
             Subject::Way(from, to) => {
                 facts.hops.entry((from.clone(), to.clone())).or_default().carries = Some(lesson.rate);
@@ -478,7 +489,7 @@ mod tests {
         ]);
         let lessons = taught(&Facts::default(), &push, WHOLE, true);
         let facts = laid(&lessons, None, 2000);
-        let hop = |to: &str| facts.hops[&(name("n0"), name(to))];
+        let hop = |to: &str| facts.hops[&(name("n0"), name(to))].clone();
         assert_eq!(hop("n1").one, Some(mb(15.0)));
         assert_eq!(hop("n2").carries, Some(mb(40.0)));
         let star = Request {

@@ -51,7 +51,7 @@ impl Facts {
             return HopFacts::default();
         }
         let met = self.hops.get(&(parent.clone(), child.clone()));
-        met.copied().unwrap_or_default()
+        met.cloned().unwrap_or_default()
     }
 
     /// What was measured between other nodes at the switches where this route begins and ends, with the congestion control
@@ -65,6 +65,16 @@ impl Facts {
         let path = self.path(route)?;
         let own = self.controls(parent).map(|controls| &controls.default);
         (path.control.as_ref().or(own) == control.or(own)).then_some(path)
+    }
+
+    /// The congestion control of a hop's connections, asked for or the host's own; `None`: nobody says.
+    pub(crate) fn resolved(
+        &self,
+        parent: &NodeName,
+        asked: Option<&CongestionControl>,
+    ) -> Option<CongestionControl> {
+        let own = || self.controls(parent).map(|controls| &controls.default);
+        asked.or_else(own).cloned()
     }
 
     fn controls(&self, node: &NodeName) -> Option<&Controls> {
@@ -94,8 +104,10 @@ impl Facts {
             ..self.stream_path(parent, child, route, None, false)
         };
         let is_near = path.rtt <= cost::NEAR;
-        // It was measured with BBR because there was loss, which that does not show.
-        if let Some(measured) = self.path(route).and_then(|path| path.control.as_ref())
+        // It was measured with BBR because there was loss. As long as that is seen, it is asked for again.
+        if let Some(path) = self.path(route)
+            && path.loss >= cost::LOSSY
+            && let Some(measured) = &path.control
             && Control::of(measured) == Control::Model
             && offers(measured)
             && !is_near
@@ -191,10 +203,12 @@ pub struct PathFacts {
 }
 
 /// What pushes met between two nodes.
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
+#[derive(Debug, Default, Clone, PartialEq)]
 pub struct HopFacts {
     /// What one stream carries, where the stream was the limit.
     pub one: Option<Rate>,
+    /// With which congestion control that was, where it was loss that made it so.
+    pub one_with: Option<CongestionControl>,
     /// What all streams together carry, where the network was the limit.
     pub carries: Option<Rate>,
 }
@@ -321,6 +335,26 @@ mod tests {
     }
 
     #[test]
+    fn what_a_push_met_by_loss_counts_for_the_control_that_met_it() {
+        let topology = far("loss = 0.0001");
+        let streams = |one_with: Option<&str>| {
+            let mut facts = host(&["cubic", "bbr"]);
+            let met = HopFacts {
+                one: Some(Rate::from_bytes_per_second(2.7e6)),
+                one_with: one_with.map(|name| name.parse().unwrap()),
+                carries: None,
+            };
+            facts
+                .hops
+                .insert(("n0".parse().unwrap(), "n1".parse().unwrap()), met);
+            hop(&topology, &facts).streams
+        };
+        assert!(streams(Some("cubic")) < 10, "it will be BBR");
+        assert!(streams(Some("bbr")) > 30);
+        assert!(streams(None) > 30, "a window");
+    }
+
+    #[test]
     fn on_a_short_way_cubic_has_no_need_to_stop_and_look() {
         let asks = |rtt, says, offered: &[&str]| {
             let control = hop(&apart(rtt, says), &host(offered)).congestion_control;
@@ -419,6 +453,10 @@ mod tests {
         let second = hop(&topology, &facts);
         assert_eq!(second.congestion_control, Some("bbr".parse().unwrap()));
         assert_eq!(second.streams, 6, "of 20 MB/s each, for 117.7 less 3 %");
+        // It lost nothing any more: the host's own does as well.
+        facts.paths.insert(ends(), path(Some("bbr"), 0.0, 20e6));
+        assert_eq!(hop(&topology, &facts).congestion_control, None);
+        facts.paths.insert(ends(), path(Some("bbr"), 3e-4, 20e6));
         // The host has lost it: what was measured with it says nothing.
         let gone = host(&["cubic"]);
         facts.nodes = gone.nodes;

@@ -244,7 +244,9 @@ pub(crate) fn lay_hop<'a>(ground: &Ground<'a>, parent: usize, child: usize) -> O
         }
     }
     let met = ground.met(parent, child);
-    if met.one.is_some_and(|one| carry.limit(one)) {
+    let with = |met: &CongestionControl| ground.resolved(parent, control.as_ref()).as_ref() == Some(met);
+    let one = met.one.filter(|_| met.one_with.as_ref().is_none_or(with));
+    if one.is_some_and(|one| carry.limit(one)) {
         cause = Cause::Way { parent, child };
     }
     let streams_cap = streams_cap(ground, path.loss);

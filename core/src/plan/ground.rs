@@ -116,6 +116,15 @@ impl<'a> Ground<'a> {
             .control(self.topology, self.name(parent), self.name(child), route)
     }
 
+    /// The congestion control that a hop's connections have, asked for or not, if anybody says.
+    pub(super) fn resolved(
+        &self,
+        parent: usize,
+        asked: Option<&CongestionControl>,
+    ) -> Option<CongestionControl> {
+        self.facts.resolved(self.name(parent), asked)
+    }
+
     /// What an edge carries of payload.
     pub(crate) fn goodput(&self, edge: EdgeId) -> Rate {
         self.facts.goodput(self.topology, edge)
