@@ -168,11 +168,14 @@ fn write(
                     // It says why.
                     break;
                 }
-                let took = mark.elapsed().max(Duration::from_micros(1));
-                let grown = stretch as f64 * STRETCH.as_secs_f64() / took.as_secs_f64();
-                stretch = (grown as u64)
-                    .clamp(FIRST / 4, stretch * 4)
-                    .next_multiple_of(STEP as u64);
+                // The first is handed over at once, and says nothing of the disk.
+                if given > 0 {
+                    let took = mark.elapsed().max(Duration::from_micros(1));
+                    let grown = stretch as f64 * STRETCH.as_secs_f64() / took.as_secs_f64();
+                    stretch = (grown as u64)
+                        .clamp(FIRST / 4, stretch * 4)
+                        .next_multiple_of(STEP as u64);
+                }
                 given = written;
                 mark = Instant::now();
             }

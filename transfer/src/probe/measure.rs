@@ -15,9 +15,9 @@ use stage_net::{BlockingConn, Conn, HELLO_DEADLINE, Role};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::STANDSTILL;
 use super::bursts::{Way, echo, keep_here, keep_there, run};
 use super::sink::Sink;
+use super::{IDLE, STANDSTILL};
 use crate::error::TransferError;
 use crate::hello::{self, ConnKind, Hello};
 use crate::plane::DataPlane;
@@ -127,7 +127,7 @@ impl Work {
                 if !*goes {
                     continue;
                 }
-                sleep(rest).await;
+                back = self.rest(back, rest).await?;
                 let begun = Instant::now();
                 let measured;
                 (measured, back) = self
@@ -151,7 +151,7 @@ impl Work {
             if !wanted {
                 continue;
             }
-            sleep(rest).await;
+            back = self.rest(back, rest).await?;
             let begun = Instant::now();
             let readings = match way {
                 Way::Forward => &reading.forward,
@@ -176,6 +176,25 @@ impl Work {
         // Whoever uses these links next finds them rested.
         sleep(rest).await;
         Ok(reading)
+    }
+
+    /// Leaves the way in peace, and says now and then that we are here: who answers ends a connection that says nothing.
+    async fn rest(
+        &self,
+        mut control: BlockingConn,
+        mut left: Duration,
+    ) -> Result<BlockingConn, TransferError> {
+        while !left.is_zero() {
+            let part = left.min(IDLE / 4);
+            sleep(part).await;
+            left -= part;
+            control = blocking(move || {
+                echo(&mut control)?;
+                Ok(control)
+            })
+            .await?;
+        }
+        Ok(control)
     }
 
     /// Where a connection stands still because its large packets vanish, says that instead.
@@ -244,7 +263,7 @@ impl Work {
         for window in windows {
             for streams in counts {
                 for way in [Way::Forward, Way::Backward] {
-                    sleep(rest).await;
+                    control = self.rest(control, rest).await?;
                     let begun = Instant::now();
                     let measured;
                     (measured, control) = self
