@@ -51,7 +51,7 @@ pub struct InboundConfig {
     pub parents: Vec<Peer>,
     /// How many streams.
     pub streams: StreamChoice,
-    /// The congestion control that parents' data connections shall ask for; `None`: their host's own.
+    /// The congestion control that the first parent's data connections shall ask for; `None`: its host's own.
     pub control: Option<CongestionControl>,
     /// By which plan; it only informs.
     pub rank: (Epoch, PlanVersion),
@@ -131,13 +131,21 @@ struct Shared {
 #[derive(Default)]
 struct View {
     parents: Vec<Peer>,
-    /// What parents' data connections shall ask for.
+    /// What the first parent's data connections shall ask for.
     control: Option<CongestionControl>,
     /// The parent of the open hop, or of the last one.
     last: Option<NodeName>,
     hop: Option<Arc<hop::InHop>>,
     /// These delivered chunks that were not the payload's, by FINAL's word: asked last.
     shunned: BTreeSet<NodeName>,
+}
+
+impl View {
+    /// What is asked of this parent: the way to another than the first may want something else, and its host knows best.
+    fn control_with(&self, parent: &NodeName) -> Option<CongestionControl> {
+        let is_first = self.parents.first().is_some_and(|first| first.node == *parent);
+        self.control.clone().filter(|_| is_first)
+    }
 }
 
 impl Watcher for Shared {

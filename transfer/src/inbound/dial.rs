@@ -59,7 +59,7 @@ pub(super) async fn connect_to(
         node: shared.plane.node().clone(),
         rank: shared.rank,
         tried_others,
-        control: lock(&shared.view).control.clone(),
+        control: lock(&shared.view).control_with(&peer.node),
     };
     let welcome = timeout(
         HELLO_DEADLINE,
