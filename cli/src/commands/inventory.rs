@@ -66,11 +66,11 @@ async fn list(which: &Which, verify: bool, form: Form, connection: &Connection) 
             }
             listing.heard(node, said, last)?;
         }
-        // To have checked nothing is no success.
+        // To have checked nothing is no success; and a drained node that says nothing may have it.
         let is_missing = verify && asks && listing.is_empty();
-        let exit = if listing.is_whole() && is_missing {
+        let exit = if is_missing && listing.has_heard_all() {
             exit::REFUSED
-        } else if listing.is_whole() && (all_ok || !verify) {
+        } else if listing.is_whole() && !is_missing && (all_ok || !verify) {
             exit::DONE
         } else {
             exit::PARTLY

@@ -97,6 +97,11 @@ impl Listing {
         self.count == 0
     }
 
+    /// Whether every node that was asked has answered, the drained ones too.
+    pub(crate) fn has_heard_all(&self) -> bool {
+        self.silent.is_empty()
+    }
+
     /// Whether all answered that should: one that is drained need not.
     pub(crate) fn is_whole(&self) -> bool {
         self.silent
