@@ -12,6 +12,8 @@ const CELL: (usize, usize) = (92, 34);
 const LEFT: usize = 108;
 /// Above the cells of a panel: its name and the streams.
 const HEAD: usize = 64;
+/// The lines above the panels take so much, also in a wide font.
+const LINES: usize = 440;
 
 /// The counts and windows that were tried, in order; the kernel's own window last.
 fn axes(readings: &[StreamReading]) -> (Vec<u16>, Vec<ByteCount>) {
@@ -71,7 +73,7 @@ pub(crate) fn map(ways: &[(String, &[StreamReading])]) -> String {
         "<text x=\"16\" y=\"28\" font-size=\"15\" font-weight=\"bold\">Rate by streams and TCP window</text>\n\
          <text x=\"16\" y=\"46\" fill=\"#555\">the darker, the faster; auto: the kernel's own window</text>\n",
     );
-    let (mut top, mut width) = (62, 360);
+    let (mut top, mut width) = (62, LINES);
     for (name, readings) in ways {
         let (streams, windows) = axes(readings);
         width = width.max(LEFT + streams.len() * CELL.0 + 16);
