@@ -229,8 +229,13 @@ impl Job {
         {
             effects.push(Effect::Plan(request));
         }
+        let is_member = |child: &NodeName| {
+            let at = self.index.get(child);
+            at.is_some_and(|at| self.targets[*at].state.is_member())
+        };
         let new: Vec<(NodeName, NodeName)> = std::mem::take(&mut self.new_hops)
             .into_iter()
+            .filter(is_member)
             .filter_map(|child| Some((self.parent_of(&child)?.clone(), child)))
             .collect();
         if !new.is_empty()
