@@ -363,14 +363,10 @@ impl Conductor {
     /// only one that both hosts have.
     fn control(&self, pair: &Pair) -> Option<CongestionControl> {
         let facts = &self.begun.facts;
-        let has = |node: &NodeName, control: &CongestionControl| {
-            let controls = facts.nodes.get(node).and_then(|facts| facts.controls.as_ref());
-            controls.is_none_or(|controls| controls.offered.contains(control))
-        };
         let of = |parent, child| {
             let route = self.topology.route(parent, child)?;
             let control = facts.control(&self.topology, parent, child, &route)?;
-            (has(parent, &control) && has(child, &control)).then_some(control)
+            facts.offers(child, &control).then_some(control)
         };
         of(&pair.from, &pair.to).or_else(|| of(&pair.to, &pair.from))
     }

@@ -36,7 +36,7 @@ use std::time::Duration;
 use crate::assignment::{Assignment, Order, Outcome, Prepared, Progress, SourceReport};
 use crate::failure::Failure;
 use crate::id::{Epoch, JobId, NodeName, PlanVersion};
-use crate::plan::{Hop, NewHop, Plan, PlanError, Request};
+use crate::plan::{Hop, Plan, PlanError, Request};
 use crate::verdict::SlowHop;
 use crate::waits::Waits;
 
@@ -126,7 +126,7 @@ pub enum Event {
     /// The planner's answer to [`Effect::Plan`].
     Planned(Result<Plan, PlanError>),
     /// The planner's answer to [`Effect::NewHops`].
-    NewHops(Vec<NewHop>),
+    NewHops(Vec<Hop>),
     /// A node's counters.
     Progress(NodeName, Progress),
     /// What the source says at the end of its reading.

@@ -312,27 +312,8 @@ pub fn plan(topology: &Topology, request: &Request, facts: &Facts) -> Result<Pla
     plan_explained(topology, request, facts).map(|(plan, _)| plan)
 }
 
-/// A hop that a plan under way has got anew, as a plan would have laid it if it were alone on its way.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NewHop {
-    /// Who receives.
-    pub child: NodeName,
-    /// From whom.
-    pub parent: NodeName,
-    /// See [`Hop::streams`].
-    pub streams: u16,
-    /// See [`Hop::streams_cap`].
-    pub streams_cap: u16,
-    /// See [`Hop::streams_least`].
-    pub streams_least: u16,
-    /// See [`Hop::congestion_control`].
-    pub congestion_control: Option<CongestionControl>,
-    /// What it carries alone.
-    pub rate: Rate,
-}
-
-/// What hops from a parent to a child would be that the plan did not foresee; without those that no network joins, and those
-/// to or from nodes that are not in the request.
+/// What hops, each (parent, child), would be that a plan did not foresee, each alone on its way and below the source; without
+/// those that no network joins, and those to or from nodes that are not in the request.
 ///
 /// # Errors
 /// As [`plan`].
@@ -341,22 +322,37 @@ pub fn new_hops(
     request: &Request,
     facts: &Facts,
     edges: &[(NodeName, NodeName)],
-) -> Result<Vec<NewHop>, PlanError> {
+) -> Result<Vec<Hop>, PlanError> {
     let ground = Ground::survey(topology, request, facts)?;
     let seats: BTreeMap<&NodeName, usize> = (0..ground.len()).map(|at| (ground.name(at), at)).collect();
     let new_hop = |(parent, child): &(NodeName, NodeName)| {
-        let hop = forecast::new_hop(&ground, *seats.get(parent)?, *seats.get(child)?)?;
-        Some(NewHop {
-            child: child.clone(),
-            parent: parent.clone(),
-            streams: hop.streams,
-            streams_cap: hop.streams_cap,
-            streams_least: hop.streams_least,
-            congestion_control: hop.control,
-            rate: hop.rate,
-        })
+        let (parent, child) = (*seats.get(parent)?, *seats.get(child)?);
+        let forecast = forecast::new_hop(&ground, parent, child)?;
+        Some(hop(&ground, parent, child, &forecast, Vec::new()))
     };
     Ok(edges.iter().filter_map(new_hop).collect())
+}
+
+fn hop(
+    ground: &Ground<'_>,
+    parent: usize,
+    child: usize,
+    forecast: &forecast::HopForecast,
+    fallbacks: Vec<NodeName>,
+) -> Hop {
+    Hop {
+        child: ground.name(child).clone(),
+        parent: ground.name(parent).clone(),
+        fallbacks,
+        streams: forecast.streams,
+        streams_cap: forecast.streams_cap,
+        streams_least: forecast.streams_least,
+        congestion_control: forecast.control.clone(),
+        depth: forecast.depth,
+        rate: forecast.rate,
+        finish: forecast.finish,
+        limited_by: forecast.cause.words(ground),
+    }
 }
 
 /// [`plan`] with all that was tried: the plan's layout first, then the others from best to worst.
@@ -387,19 +383,7 @@ pub fn plan_explained(
                 let fallbacks = fallbacks(&ground, &walk, &chosen.parents, seat);
                 (&chosen.forecast.hops[seat - 1], chosen.parents[seat], fallbacks)
             };
-            Hop {
-                child: ground.name(seat).clone(),
-                parent: ground.name(parent).clone(),
-                fallbacks,
-                streams: forecast.streams,
-                streams_cap: forecast.streams_cap,
-                streams_least: forecast.streams_least,
-                congestion_control: forecast.control.clone(),
-                depth: forecast.depth,
-                rate: forecast.rate,
-                finish: forecast.finish,
-                limited_by: forecast.cause.words(&ground),
-            }
+            hop(&ground, parent, seat, forecast, fallbacks)
         })
         .collect();
     let plan = Plan {

@@ -313,7 +313,7 @@ pub struct Record {
     pub remarks: Vec<String>,
     /// Nodes that serve nobody any more.
     pub quarantined: BTreeSet<NodeName>,
-    /// Nodes that were slow: they serve nobody while they receive.
+    /// Nodes that were slow: others go before them as parents while they receive.
     pub slow: BTreeSet<NodeName>,
     /// Who reported damaged chunks, by the parent that sent them.
     pub corrupt: BTreeMap<NodeName, BTreeSet<NodeName>>,

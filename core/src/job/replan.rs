@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{Job, Presence, TargetState};
 use crate::id::NodeName;
-use crate::plan::{Hop, NewHop};
+use crate::plan::Hop;
 
 /// Ancestors above the parent that a child may ask, before the source.
 const ANCESTORS: usize = 3;
@@ -294,7 +294,7 @@ impl Job {
     }
 
     /// What hops are that the plan did not foresee.
-    pub(super) fn laid(&mut self, hops: Vec<NewHop>) {
+    pub(super) fn laid(&mut self, hops: Vec<Hop>) {
         let Some(plan) = &mut self.plan else { return };
         for new in hops {
             let Some(at) = self.hops.get(&new.child).copied() else {
@@ -304,11 +304,15 @@ impl Job {
             if hop.parent != new.parent {
                 continue;
             }
-            (hop.streams, hop.streams_cap, hop.streams_least) =
-                (new.streams, new.streams_cap, new.streams_least);
-            (hop.congestion_control, hop.rate) = (new.congestion_control, new.rate);
+            self.touched.insert(new.child.clone());
+            // Where it hangs and until when it lasts is the job's to know.
+            *hop = Hop {
+                fallbacks: std::mem::take(&mut hop.fallbacks),
+                depth: hop.depth,
+                finish: hop.finish,
+                ..new
+            };
             self.dirty_plan = true;
-            self.touched.insert(new.child);
         }
     }
 

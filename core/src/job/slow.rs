@@ -21,13 +21,23 @@ const HELPS: f64 = 1.2;
 /// What is known of slow hops, and not worth storing.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slowness {
-    /// By child: its parent, and the time from the first word of it to the last.
-    known: BTreeMap<NodeName, (NodeName, Duration, Duration)>,
+    /// By child.
+    known: BTreeMap<NodeName, Known>,
     trial: Option<Trial>,
     /// Those for which another parent was no better: it is their own fault.
     own_fault: BTreeSet<NodeName>,
     /// A move did not help: there will be no other.
     over: bool,
+}
+
+/// A hop that was slow of late.
+#[derive(Debug, Clone)]
+struct Known {
+    parent: NodeName,
+    /// The first word of it.
+    since: Duration,
+    /// The last.
+    last: Duration,
 }
 
 /// A move under way.
@@ -53,16 +63,18 @@ impl Job {
     pub(super) fn slow_now(&mut self, slow: &[SlowHop]) {
         let now = self.now.up;
         for hop in slow {
-            let known = self.slowness.known.get_mut(&hop.child);
-            match known.filter(|(parent, ..)| *parent == hop.parent) {
-                Some((.., last)) => *last = now,
-                None => {
-                    let begun = (hop.parent.clone(), now, now);
-                    self.slowness.known.insert(hop.child.clone(), begun);
-                }
-            }
+            let known = self.slowness.known.remove(&hop.child);
+            let since = known
+                .filter(|known| known.parent == hop.parent)
+                .map_or(now, |known| known.since);
+            let known = Known {
+                parent: hop.parent.clone(),
+                since,
+                last: now,
+            };
+            self.slowness.known.insert(hop.child.clone(), known);
         }
-        self.slowness.known.retain(|_, (.., last)| now <= *last + SILENCE);
+        self.slowness.known.retain(|_, known| now <= known.last + SILENCE);
         if let Some(trial) = self.slowness.trial.take() {
             if now < trial.since + SLOW_AFTER {
                 self.slowness.trial = Some(trial);
@@ -71,19 +83,22 @@ impl Job {
             }
             return;
         }
+        if self.slowness.over {
+            return;
+        }
         for hop in slow {
-            // With two parents is slow enough, too.
-            let is_due = self.slowness.own_fault.contains(&hop.child)
-                || self
-                    .slowness
-                    .known
-                    .get(&hop.child)
-                    .is_some_and(|(_, since, _)| now >= *since + SLOW_AFTER);
-            let is_due = is_due && self.parent_of(&hop.child) == Some(&hop.parent);
-            if is_due && !self.slowness.over && self.is_worthwhile(&hop.child) && self.try_to_help(hop) {
+            if self.is_due(hop) && self.is_worthwhile(&hop.child) && self.try_to_help(hop) {
                 return;
             }
         }
+    }
+
+    /// Whether it has been slow for long enough; with two parents in turn is enough, too.
+    fn is_due(&self, hop: &SlowHop) -> bool {
+        let slowness = &self.slowness;
+        let since = slowness.known.get(&hop.child).map(|known| known.since);
+        let is_old = since.is_some_and(|since| self.now.up >= since + SLOW_AFTER);
+        self.parent_of(&hop.child) == Some(&hop.parent) && (is_old || slowness.own_fault.contains(&hop.child))
     }
 
     /// Whether the node receives, and will for some time.

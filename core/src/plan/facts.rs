@@ -63,8 +63,14 @@ impl Facts {
         control: Option<&CongestionControl>,
     ) -> Option<&PathFacts> {
         let path = self.path(route)?;
-        let own = self.controls(parent).map(|controls| &controls.default);
-        (path.control.as_ref().or(own) == control.or(own)).then_some(path)
+        let had = self.resolved(parent, path.control.as_ref());
+        (had == self.resolved(parent, control)).then_some(path)
+    }
+
+    /// Whether a host's connections may have this congestion control; one that does not say what it has may.
+    pub fn offers(&self, node: &NodeName, control: &CongestionControl) -> bool {
+        self.controls(node)
+            .is_none_or(|controls| controls.offered.contains(control))
     }
 
     /// The congestion control of a hop's connections, asked for or the host's own; `None`: nobody says.
@@ -94,10 +100,8 @@ impl Facts {
         child: &NodeName,
         route: &Route,
     ) -> Option<CongestionControl> {
-        let controls = self.controls(parent);
-        let offers = |name: &CongestionControl| controls.is_none_or(|all| all.offered.contains(name));
         if let Some(asked) = &route.congestion_control {
-            return offers(asked).then(|| asked.clone());
+            return self.offers(parent, asked).then(|| asked.clone());
         }
         let path = StreamPath {
             control: Control::Loss,
@@ -109,7 +113,7 @@ impl Facts {
             && path.loss >= cost::LOSSY
             && let Some(measured) = &path.control
             && Control::of(measured) == Control::Model
-            && offers(measured)
+            && self.offers(parent, measured)
             && !is_near
         {
             return Some(measured.clone());
@@ -121,7 +125,7 @@ impl Facts {
             _ if is_near && self.knows_rtt(parent, child, route) => (Control::Loss, cost::CUBIC),
             _ => return None,
         };
-        let controls = controls?;
+        let controls = self.controls(parent)?;
         if Control::of(&controls.default) == suits {
             return None;
         }
