@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{Job, Presence, TargetState};
 use crate::id::NodeName;
 use crate::plan::Hop;
+use crate::units::Rate;
 
 /// Ancestors above the parent that a child may ask, before the source.
 const ANCESTORS: usize = 3;
-/// The most streams that a late joiner may choose where no other hop says.
+/// The most streams that a late joiner may choose until the planner has said.
 const CAP: u16 = 8;
 
 impl Job {
@@ -265,22 +266,17 @@ impl Job {
 
     fn add_hop(&mut self, child: &NodeName, parent: &NodeName) {
         let Some(plan) = &mut self.plan else { return };
-        let like = plan.hops.first();
+        // What it can carry, and how, the planner says next.
         let hop = Hop {
             child: child.clone(),
             parent: parent.clone(),
             fallbacks: Vec::new(),
-            streams: self.spec.streams.or(like.map(|hop| hop.streams)).unwrap_or(1),
-            streams_cap: like.map_or(CAP, |hop| hop.streams_cap),
+            streams: self.spec.streams.unwrap_or(1),
+            streams_cap: CAP,
             streams_least: 1,
-            congestion_control: like.and_then(|hop| hop.congestion_control.clone()),
+            congestion_control: None,
             depth: 1,
-            rate: plan
-                .hops
-                .iter()
-                .map(|hop| hop.rate)
-                .min_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()))
-                .unwrap_or(crate::units::Rate::ZERO),
+            rate: Rate::ZERO,
             finish: plan.predicted,
             limited_by: "joined later".to_owned(),
         };
