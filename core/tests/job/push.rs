@@ -3,24 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use stage_core::assignment::{
-    Assignment, Final, IfExists, KEEP_PREVIOUS, Order, Outcome, Place, Prepared, Run, SourceReport,
-    TargetSpec,
-};
-use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
-use stage_core::id::{Epoch, JobId, JobKey, NodeName};
-use stage_core::job::{Effect, Event, Job, Now, Phase, Presence, Spec, Standing, TargetState, UnfitRule};
+use stage_core::assignment::{Assignment, Final, Order, Outcome, Prepared, Run, SourceReport};
+use stage_core::digest::{FileDigest, RootDigest};
+use stage_core::id::{Epoch, NodeName};
+use stage_core::job::{Effect, Event, Job, Now, Phase, Presence, Spec, Standing, TargetState};
 use stage_core::manifest::Manifest;
-use stage_core::payload::{Payload, SourcePath, Walk};
+use stage_core::payload::Payload;
 use stage_core::plan::{Facts, new_hops, plan};
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
 
-pub(crate) const CHUNKS: u32 = 8;
+use crate::{node, one_switch, spec};
 
-pub(crate) fn node(i: usize) -> NodeName {
-    format!("n{i}").parse().unwrap()
-}
+pub(crate) const CHUNKS: u32 = 8;
 
 /// It is here, under its address.
 fn up(i: usize) -> (NodeName, Standing) {
@@ -47,12 +42,7 @@ impl Push {
         targets: usize,
         change: impl FnOnce(&mut Spec, &mut BTreeMap<NodeName, Standing>),
     ) -> Self {
-        let text = format!(
-            "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"n[0-{targets}]\"\n\
-             address = \"10.0.0.[1-{}]\"\nattach = \"s\"\nnic = \"1 Gbit/s\"\n[roots]\nscratch = \"/s\"\n",
-            targets + 1
-        );
-        Self::over(&text, targets, change)
+        Self::over(&one_switch(targets + 1), targets, change)
     }
 
     /// The same over another network.
@@ -61,36 +51,7 @@ impl Push {
         targets: usize,
         change: impl FnOnce(&mut Spec, &mut BTreeMap<NodeName, Standing>),
     ) -> Self {
-        let mut spec = Spec {
-            id: JobId::from_random([3; 16]),
-            key: JobKey([1; 32]),
-            hash: ChunkHash::Blake3,
-            source: node(0),
-            paths: vec![SourcePath {
-                path: b"/d/x".to_vec(),
-                name: b"x".to_vec(),
-            }],
-            walk: Walk::default(),
-            target: TargetSpec {
-                place: Place::Root {
-                    root: None,
-                    dir: Vec::new(),
-                },
-                if_exists: IfExists::Fail,
-                unpack: false,
-                keep_previous: KEEP_PREVIOUS,
-                cache: Default::default(),
-            },
-            targets: (1..=targets).map(node).collect(),
-            shape: "chain".parse().unwrap(),
-            streams: None,
-            limit: None,
-            source_limit: None,
-            unfit: UnfitRule::Wait,
-            wait_for: Duration::from_secs(3600),
-            expect: Vec::new(),
-            encrypted: false,
-        };
+        let mut spec = spec(targets);
         let mut standing = (0..=targets).map(up).collect();
         change(&mut spec, &mut standing);
         let now = 60;

@@ -1,29 +1,29 @@
 //! A whole cluster in one thread, by the seed: agents that die and come back, messages that are late, doubled and out of
 //! order, a coordinator that is killed between two effects and starts again from what it had committed.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
+mod agents;
+mod coordinator;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use stage_core::assignment::{
-    Assignment, Final, IfExists, KEEP_PREVIOUS, Order, Outcome, Place, Prepared, Progress, Run, SourceReport,
-    TargetSpec,
-};
-use stage_core::digest::{ChunkHash, FileDigest, RootDigest};
+use stage_core::assignment::{Assignment, Final, Order, Outcome, Prepared, Progress, Run, SourceReport};
+use stage_core::digest::{FileDigest, RootDigest};
 use stage_core::failure::{Code, Failure};
-use stage_core::id::{Epoch, JobId, JobKey, NodeName, PlanVersion};
+use stage_core::id::{Epoch, NodeName, PlanVersion};
 use stage_core::job::{
     Changes, Effect, Event, Job, Now, Phase, Presence, Record, Spec, Standing, TargetRecord, TargetState,
     UnfitRule,
 };
 use stage_core::manifest::Manifest;
-use stage_core::payload::{Expectation, Payload, SourcePath, Walk};
+use stage_core::payload::{Expectation, Payload};
 use stage_core::plan::{Facts, Plan, ShapeChoice, new_hops, plan};
 use stage_core::topology::Topology;
 use stage_core::units::ByteCount;
 use stage_core::verdict::{Fault, SlowHop};
+
+use crate::{node, one_switch, spec};
 
 const CHUNKS: u32 = 20;
 const STEP: u64 = 200;
@@ -52,10 +52,6 @@ impl Dice {
     fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
-}
-
-fn node(i: usize) -> NodeName {
-    format!("n{i}").parse().unwrap()
 }
 
 fn final_of() -> Final {
@@ -138,13 +134,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut dice = Dice(seed);
         let count = 2 + dice.below(7) as usize;
-        let text = format!(
-            "[cluster]\nname = \"c\"\n[[switch]]\nname = \"s\"\n[[node]]\nname = \"n[0-{}]\"\naddress = \"10.0.0.[1-{}]\"\n\
-             attach = \"s\"\nnic = \"1 Gbit/s\"\n[roots]\nscratch = \"/s\"\n",
-            count - 1,
-            count
-        );
-        let topology = Topology::parse("t", &text).unwrap();
+        let topology = Topology::parse("t", &one_switch(count)).unwrap();
         let expected_wrong = dice.chance(5);
         let expect = match dice.below(4) {
             _ if expected_wrong => Some(FileDigest([1; 32])),
@@ -153,32 +143,10 @@ impl World {
         };
         let own = usize::from(!dice.chance(15));
         let spec = Spec {
-            id: JobId::from_random([3; 16]),
-            key: JobKey([1; 32]),
-            hash: ChunkHash::Blake3,
-            source: node(0),
-            paths: vec![SourcePath {
-                path: b"/d/x".to_vec(),
-                name: b"x".to_vec(),
-            }],
-            walk: Walk::default(),
-            target: TargetSpec {
-                place: Place::Root {
-                    root: None,
-                    dir: Vec::new(),
-                },
-                if_exists: IfExists::Fail,
-                unpack: false,
-                keep_previous: KEEP_PREVIOUS,
-                cache: Default::default(),
-            },
             targets: (own..count).map(node).collect(),
             shape: ["auto", "star", "chain", "tree"][dice.below(4) as usize]
                 .parse::<ShapeChoice>()
                 .unwrap(),
-            streams: None,
-            limit: None,
-            source_limit: None,
             unfit: [UnfitRule::Wait, UnfitRule::Wait, UnfitRule::Skip, UnfitRule::Fail]
                 [dice.below(4) as usize],
             wait_for: Duration::from_secs(WAIT_FOR),
@@ -190,6 +158,7 @@ impl World {
                 .into_iter()
                 .collect(),
             encrypted: true,
+            ..spec(count - 1)
         };
         let agents = (0..count)
             .map(|_| Agent {
@@ -273,147 +242,6 @@ impl World {
         self.post(Message::Up(i, session, Box::new(event)));
     }
 
-    fn apply(&mut self, event: Event) {
-        self.apply_all(vec![event]);
-    }
-
-    fn apply_all(&mut self, events: Vec<Event>) {
-        let Some(mut job) = self.job.take() else { return };
-        let effects = job.apply_all(events, self.time());
-        self.job = Some(job);
-        let mut request = None;
-        let mut laid = Vec::new();
-        for effect in effects {
-            if self.crashes > 0 {
-                self.fuse -= 1;
-                if self.fuse == 0 {
-                    self.crash();
-                    return;
-                }
-            }
-            match effect {
-                Effect::Persist(changes) => self.persist(&changes),
-                Effect::Send(to, assignment) => self.send(&to, *assignment),
-                Effect::Plan(wanted) => request = Some(wanted),
-                Effect::NewHops(request, edges) => {
-                    laid = new_hops(&self.topology, &request, &Facts::default(), &edges).unwrap();
-                }
-                Effect::Wake(at) => {
-                    self.wake = Some(self.started + u64::try_from(at.as_millis()).unwrap() + 1);
-                }
-                Effect::Notify(_) => {}
-            }
-        }
-        if let Some(request) = request {
-            let answer = plan(&self.topology, &request, &Facts::default());
-            self.apply(Event::Planned(answer));
-        }
-        if !laid.is_empty() {
-            self.apply(Event::NewHops(laid));
-        }
-    }
-
-    fn persist(&mut self, changes: &Changes) {
-        let bytes = |value: &Record| postcard::to_stdvec(value).unwrap();
-        if let Some(record) = &changes.record {
-            self.disk.record = bytes(record);
-        }
-        if let Some(plan) = &changes.plan {
-            self.disk.plan = Some(postcard::to_stdvec(plan).unwrap());
-        }
-        for (at, _, target) in &changes.targets {
-            self.disk
-                .targets
-                .insert(*at, postcard::to_stdvec(target).unwrap());
-        }
-    }
-
-    fn send(&mut self, to: &NodeName, assignment: Assignment) {
-        let i: usize = to.as_str()[1..].parse().unwrap();
-        let record: Record = postcard::from_bytes(&self.disk.record).unwrap();
-        assert!(
-            assignment.version <= record.version,
-            "told before it was committed"
-        );
-        if let Order::Run(run) = &assignment.order {
-            if run.fin.is_some() {
-                assert_eq!(record.fin, run.fin, "FINAL was told before it was committed");
-                assert!(self.agents[0].declared, "nobody declared FINAL");
-                assert!(!self.expected_wrong, "published against --expect");
-            }
-            assert!(
-                !run.parents.iter().any(|peer| peer.addresses.is_empty()),
-                "a parent without address"
-            );
-        }
-        let rank = assignment.rank();
-        if let Some((last, order)) = self.sent.get(&i) {
-            assert!(rank >= *last, "a lower order after a higher one");
-            if rank == *last {
-                assert_eq!(*order, assignment.order, "two orders under one number");
-            }
-        }
-        self.sent.insert(i, (rank, assignment.order.clone()));
-        if self.agents[i].connected {
-            if self.lossy && self.dice.chance(10) {
-                self.post(Message::Down(i, Box::new(assignment.clone())));
-            }
-            self.post(Message::Down(i, Box::new(assignment)));
-        }
-    }
-
-    fn crash(&mut self) {
-        self.crashes -= 1;
-        self.fuse = 1 + self.dice.below(80);
-        self.job = None;
-        self.wake = None;
-        self.restart_at = self.now + 200 + self.dice.below(20_000);
-        for i in 0..self.agents.len() {
-            self.agents[i].connected = false;
-        }
-    }
-
-    fn restart(&mut self) {
-        self.epoch = self.epoch.next();
-        self.started = self.now;
-        self.away_told.clear();
-        for agent in &mut self.agents {
-            agent.gone_at = self.now;
-        }
-        let job = if self.disk.record.is_empty() {
-            // The submit was never acknowledged: the client sends it again.
-            Job::new(self.spec.clone(), self.epoch, BTreeMap::new(), self.time())
-        } else {
-            let record = postcard::from_bytes(&self.disk.record).unwrap();
-            let plan: Option<Plan> = self
-                .disk
-                .plan
-                .as_ref()
-                .map(|bytes| postcard::from_bytes(bytes).unwrap());
-            let targets = (0..self.spec.targets.len())
-                .map(|at| {
-                    self.disk
-                        .targets
-                        .get(&at)
-                        .map_or_else(TargetRecord::default, |bytes| {
-                            postcard::from_bytes(bytes).unwrap()
-                        })
-                })
-                .collect();
-            Job::restore(
-                self.spec.clone(),
-                record,
-                plan,
-                targets,
-                self.epoch,
-                BTreeMap::new(),
-                self.time(),
-            )
-        };
-        self.job = Some(job);
-        self.apply(Event::Start);
-    }
-
     fn begin(&mut self) {
         // Far enough from the start that who is not here is away.
         self.now = 60_000;
@@ -435,188 +263,6 @@ impl World {
             .collect();
         self.job = Some(Job::new(self.spec.clone(), self.epoch, standing, self.time()));
         self.apply(Event::Start);
-    }
-
-    fn kill(&mut self, i: usize) {
-        let agent = &mut self.agents[i];
-        agent.alive = false;
-        agent.connected = false;
-        agent.gone_at = self.now;
-        agent.run = None;
-        agent.answer = None;
-        if std::mem::take(&mut agent.gave_up) {
-            agent.outcome = None;
-        }
-        self.agents[i].back_at = self
-            .dice
-            .chance(85)
-            .then(|| self.now + 500 + self.dice.below(if i == 0 { 80_000 } else { 40_000 }));
-    }
-
-    fn connect(&mut self, i: usize) {
-        self.agents[i].connected = true;
-        self.away_told.remove(&i);
-        let agent = self.agents[i].clone();
-        self.apply(Event::Up {
-            node: node(i),
-            addresses: vec!["10.0.0.1:7701".parse().unwrap()],
-            held: agent.held,
-        });
-        if let Some(answer) = agent.answer.filter(|_| agent.held) {
-            self.up(i, answer);
-        }
-        if let Some(outcome) = agent.outcome.filter(|_| agent.held) {
-            self.up(i, Event::Outcome(node(i), outcome));
-        }
-    }
-
-    fn ordered(&mut self, i: usize, assignment: Assignment) {
-        if !self.agents[i].alive || assignment.rank() < self.agents[i].rank {
-            return;
-        }
-        let again = assignment.rank() == self.agents[i].rank;
-        self.agents[i].rank = assignment.rank();
-        let version = assignment.version;
-        match assignment.order {
-            Order::PrepareSource(_) => {
-                self.agents[i].held = true;
-                // Of a job that is taken up again: all is read anew.
-                self.agents[i].declared = false;
-                self.agents[i].hashed = 0;
-                let manifest = Manifest::single_file(b"x", ByteCount(u64::from(CHUNKS) << 20), 0o644, (1, 1));
-                let payload = Payload::of(&manifest).unwrap();
-                self.up(i, Event::Prepared(node(i), version, Prepared::Source { payload }));
-            }
-            Order::PrepareTarget { .. } => {
-                let answer = if self.agents[i].unfit > 0 {
-                    if !again {
-                        self.agents[i].unfit -= 1;
-                    }
-                    Prepared::Unfit(Failure::new(Code::NoSpace, "too little space", "free some"))
-                } else {
-                    self.agents[i].held = true;
-                    if std::mem::take(&mut self.agents[i].gave_up) {
-                        self.agents[i].outcome = None;
-                    }
-                    Prepared::Ready {
-                        path: "/s/x".to_owned(),
-                        candidate: self.agents[i].occupied > self.now,
-                    }
-                };
-                self.answer(i, Event::Prepared(node(i), version, answer));
-            }
-            Order::Run(run) => {
-                self.agents[i].held = true;
-                let old = self.agents[i].run.as_ref().map(|run| run.parents.clone());
-                if old.as_ref() != Some(&run.parents) {
-                    self.agents[i].parent = 0;
-                }
-                self.agents[i].run = Some(run);
-            }
-            Order::Release { .. } | Order::Cancel => {
-                let agent = &mut self.agents[i];
-                agent.run = None;
-                agent.held = false;
-                agent.let_go = true;
-                if !agent.published {
-                    agent.chunks = 0;
-                }
-            }
-        }
-        let applied = self.agents[i].rank;
-        self.up(i, Event::Applied(node(i), applied.0, applied.1));
-    }
-
-    fn answer(&mut self, i: usize, event: Event) {
-        self.agents[i].answer = Some(event.clone());
-        self.up(i, event);
-    }
-
-    fn work(&mut self, i: usize) {
-        if !self.agents[i].alive {
-            return;
-        }
-        let Some(run) = self.agents[i].run.clone() else {
-            return;
-        };
-        if run.source.is_some() && !self.agents[i].declared {
-            self.agents[i].chunks = (self.agents[i].chunks + 2).min(CHUNKS);
-            self.agents[i].declared = self.agents[i].chunks == CHUNKS;
-        }
-        if run.source.is_some() && self.expected_wrong && self.agents[i].declared {
-            let wrong = Failure::new(Code::Unexpected, "another digest", "check it").on(&node(i));
-            self.up(i, Event::Source(node(i), SourceReport::Failed(wrong)));
-        } else if run.source.is_some() {
-            if self.agents[i].declared && self.dice.chance(20) {
-                self.up(i, Event::Source(node(i), SourceReport::Final(final_of())));
-            }
-            self.agents[i].hashed = (self.agents[i].hashed + 1).min(CHUNKS);
-            if self.agents[i].hashed == CHUNKS && self.dice.chance(20) {
-                self.up(
-                    i,
-                    Event::Source(node(i), SourceReport::Sha256(FileDigest([9; 32]))),
-                );
-                self.agents[i].hashed_told = true;
-            }
-        }
-        if run.target.is_none() || self.agents[i].published || self.agents[i].gave_up {
-            return;
-        }
-        if i != 0 && self.agents[i].chunks < CHUNKS {
-            let parents: Vec<usize> = run
-                .parents
-                .iter()
-                .map(|peer| peer.node.as_str()[1..].parse().unwrap())
-                .collect();
-            let at = self.agents[i].parent.min(parents.len().saturating_sub(1));
-            let serves = |p: usize| {
-                let parent = &self.agents[p];
-                parent.alive && parent.run.is_some() && parent.chunks > self.agents[i].chunks
-            };
-            if parents.get(at).is_some_and(|p| serves(*p)) {
-                self.agents[i].chunks += 1;
-                self.agents[i].stalled = 0;
-            } else {
-                self.agents[i].stalled += STEP;
-                let alive = |p: &usize| self.agents[*p].alive && self.agents[*p].run.is_some();
-                let silent = self.agents[i].stalled >= 3_000 && !parents.get(at).is_some_and(alive);
-                let next = (0..parents.len()).find(|k| *k != at && alive(&parents[*k]));
-                if silent {
-                    self.agents[i].stalled = 0;
-                    if let Some(next) = next {
-                        self.agents[i].parent = next;
-                        let event = Event::Moved {
-                            node: node(i),
-                            from: node(parents[at]),
-                            to: node(parents[next]),
-                            why: "silent".to_owned(),
-                        };
-                        self.up(i, event);
-                    }
-                }
-            }
-            let progress = Progress {
-                chunks: self.agents[i].chunks,
-                ..Progress::default()
-            };
-            self.up(i, Event::Progress(node(i), progress));
-        }
-        if self.agents[i].chunks == CHUNKS && self.agents[i].occupied > self.now {
-            let failure = Failure::new(Code::Exists, "other content stands there", "move it away");
-            self.agents[i].gave_up = true;
-            self.agents[i].outcome = Some(Outcome::Unfit(failure.clone()));
-            self.up(i, Event::Outcome(node(i), Outcome::Unfit(failure)));
-        } else if self.agents[i].chunks == CHUNKS && run.fin == Some(final_of()) {
-            let outcome = Outcome::Published {
-                path: "/s/x".to_owned(),
-                already: false,
-                bytes_received: u64::from(CHUNKS) << 20,
-                took: Duration::from_secs(1),
-            };
-            self.agents[i].published = true;
-            self.agents[i].outcome = Some(outcome.clone());
-            self.up(i, Event::Outcome(node(i), outcome));
-        }
     }
 
     fn step(&mut self) {

@@ -1,10 +1,5 @@
 //! Single decisions of a job that a simulation would meet too seldom to be read from.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
-
-mod push;
-mod slow;
-
 use std::time::Duration;
 
 use stage_core::assignment::{Final, Order, Outcome, Prepared, Progress, SourceReport};
@@ -16,9 +11,10 @@ use stage_core::manifest::Manifest;
 use stage_core::payload::Payload;
 use stage_core::units::{ByteCount, Rate};
 
-use crate::push::{CHUNKS, Push, node};
+use crate::node;
+use crate::push::{CHUNKS, Push};
 
-fn failure(code: Code) -> Failure {
+pub(crate) fn failure(code: Code) -> Failure {
     Failure::new(code, "so it is", "do something")
 }
 

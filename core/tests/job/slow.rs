@@ -8,8 +8,9 @@ use stage_core::job::{Event, Phase, SLOW_AFTER, TargetState};
 use stage_core::plan::{Controls, NodeFacts};
 use stage_core::verdict::{Fault, SlowHop};
 
-use crate::failure;
-use crate::push::{CHUNKS, Push, node};
+use crate::decisions::failure;
+use crate::node;
+use crate::push::{CHUNKS, Push};
 
 const MOMENT: Duration = Duration::from_secs(3);
 
