@@ -278,3 +278,25 @@ impl std::fmt::Debug for Inbound {
         write!(f, "Inbound({})", self.shared.job)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_parent_is_asked_for_what_the_plan_wants_on_its_way() {
+        let peer = |name: &str| Peer {
+            node: name.parse().unwrap(),
+            addresses: Vec::new(),
+        };
+        let cubic: CongestionControl = "cubic".parse().unwrap();
+        let view = View {
+            parents: vec![peer("n1"), peer("n0")],
+            control: Some(cubic.clone()),
+            ..View::default()
+        };
+        assert_eq!(view.control_with(&"n1".parse().unwrap()), Some(cubic));
+        assert_eq!(view.control_with(&"n0".parse().unwrap()), None);
+        assert_eq!(View::default().control_with(&"n1".parse().unwrap()), None);
+    }
+}

@@ -25,6 +25,8 @@ struct Script {
     watches: Vec<(Vec<v1::JobView>, Option<Status>)>,
     /// Ids that were submitted.
     heard: Vec<String>,
+    /// Jobs that there are, newest first; of an empty list it is nobody's business.
+    jobs: Vec<v1::JobView>,
 }
 
 #[derive(Clone, Default)]
@@ -52,8 +54,17 @@ impl Operator for Fake {
         Ok(Response::new(v1::PlanReply::default()))
     }
 
-    async fn jobs(&self, _: Request<v1::JobsRequest>) -> Result<Response<v1::JobsReply>, Status> {
-        Err(Status::permission_denied("not you"))
+    async fn jobs(&self, request: Request<v1::JobsRequest>) -> Result<Response<v1::JobsReply>, Status> {
+        let jobs = self.0.lock().unwrap().jobs.clone();
+        if jobs.is_empty() {
+            return Err(Status::permission_denied("not you"));
+        }
+        let most = match request.into_inner().limit {
+            0 => 50,
+            limit => limit as usize,
+        };
+        let jobs = jobs.into_iter().take(most).collect();
+        Ok(Response::new(v1::JobsReply { jobs }))
     }
 
     async fn cancel(&self, _: Request<v1::CancelRequest>) -> Result<Response<v1::CancelReply>, Status> {
@@ -281,6 +292,28 @@ async fn refusals_are_told_apart() {
             Code::UnknownJob
         ]
     );
+}
+
+#[tokio::test]
+async fn a_beginning_is_looked_for_among_all_jobs() {
+    let fake = Fake::default();
+    let named = |first: u8| v1::JobView {
+        job: JobId::from_random([first; 16]).to_string(),
+        ..view("done", true)
+    };
+    // The oldest of sixty fits a beginning, too.
+    let mut jobs: Vec<v1::JobView> = (0..60).map(named).collect();
+    let beginning: String = jobs[1].job.chars().take(8).collect();
+    let (address, _server) = serve(fake.clone(), "127.0.0.1:0");
+    let mut client = client(address).await;
+    fake.0.lock().unwrap().jobs = jobs.clone();
+    let oldest: String = jobs[59].job.chars().take(8).collect();
+    let found = client.job(&oldest.parse().unwrap()).await.unwrap();
+    assert_eq!(found.to_string(), jobs[59].job);
+    jobs[59].job = format!("{beginning}{}", &jobs[59].job[8..]);
+    fake.0.lock().unwrap().jobs = jobs;
+    let error = client.job(&beginning.parse().unwrap()).await.unwrap_err();
+    assert_eq!(error.exit(), crate::exit::USAGE, "{error}");
 }
 
 #[tokio::test]

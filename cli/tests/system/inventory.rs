@@ -113,6 +113,11 @@ fn the_inventory_follows_what_happens() {
     assert_eq!(ls.last()["unanswered"][0]["node"], "n1");
     assert_eq!(ls.last()["unanswered"][0]["error"]["code"], "away");
     assert!(ls.stderr.contains("n1 did not answer"), "{}", ls.stderr);
+    // A drained node need not answer; but it may have what nobody else has.
+    cluster.run(&["nodes", "drain", "n1"]).expect(0);
+    cluster.run(&["verify", "genome.db"]).expect(0);
+    cluster.run(&["verify", "other.db"]).expect(5);
+    cluster.run(&["nodes", "resume", "n1"]).expect(0);
     cluster.start_agent(1);
     cluster.wait_for("the agent to be back", || {
         copies(&cluster.run(&["ls", "--json"])) == all_ok

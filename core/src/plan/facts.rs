@@ -430,6 +430,9 @@ mod tests {
             Some("dctcp"),
             "nobody says what is there"
         );
+        let offers = |node: &str, name: &str| cubic.offers(&node.parse().unwrap(), &name.parse().unwrap());
+        assert!(offers("n0", "reno") && !offers("n0", "dctcp"));
+        assert!(offers("n1", "dctcp"), "it says nothing");
     }
 
     #[test]
